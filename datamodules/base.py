@@ -1,0 +1,337 @@
+"""The contract of a data module: batches of rows, and what is known about their density."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from lightning import LightningDataModule
+from torch import Tensor
+
+from datamodules.loading import BatchLoader
+from datamodules.seeding import check_data_seed, generator_at, stream_seed
+
+_CALIBRATION_BATCH = 4096  # rows only pass through the lift's small body, so larger batches only save time
+_EVALUATION_BATCH = 1024  # evaluation keeps no graph: its batches can be larger than small training batches
+
+
+class DensityDataModule(LightningDataModule):
+    """Base of data modules for density estimation: float32 rows (N, D) in *training units*.
+
+    Training units are what the model sees: ``original = location + scale * training``.
+
+    Rows come in splits. ``val`` and ``test`` are always fixed sets; ``train`` is a fixed set, or absent, and then each
+    training batch is drawn fresh by :meth:`draw`. Every split, every epoch's order and every fresh batch is a function
+    of ``data_seed`` (and epoch and batch index) alone, so two data modules of equal settings serve equal rows, and a
+    resumed run continues with the rows it would have had. The global random state is neither read nor advanced.
+
+    Subclass requirements:
+        1. ``__init__`` takes plain arguments (numbers, strings, lists; paths as ``str``; the seed under the name
+           ``data_seed``), calls ``super().__init__(dim=..., ...)``, then ``self.save_hyperparameters()``. After it
+           ``dim`` is known; reading the data waits for ``setup``. Arguments are documented in the class docstring.
+        2. ``load()`` gives the splits. Called once, by ``setup``.
+        3. Without a ``train`` split: ``draw(num_rows, generator)``, a ``calibration`` split, and ``batches_per_epoch``.
+        4. ``support`` and ``window`` through ``set_range``, and ``location`` and ``scale`` through
+           ``set_standardization`` if the rows are rescaled; both at the latest in ``load``.
+        5. If the density is known: ``has_log_prob = True``, ``log_prob``, and ``entropy`` with ``entropy_error``.
+        It imports nothing of ``lightning_lift``.
+
+    Args:
+        dim: Number of columns D.
+        name: Name of the source, as it appears in results.
+        batch_size: Rows of one process's training batch.
+        data_seed: Seed of everything random in the data.
+        batches_per_epoch: Batches of an epoch if training batches are drawn fresh.
+        eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    has_log_prob: bool = False
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        name: str,
+        batch_size: int,
+        data_seed: int = 0,
+        batches_per_epoch: int | None = None,
+        eval_batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        check_data_seed(data_seed)
+        check_counts(
+            dim=dim, batch_size=batch_size, batches_per_epoch=batches_per_epoch, eval_batch_size=eval_batch_size
+        )
+        self.dim = dim
+        self.name: str = name
+        self.batch_size = batch_size
+        self.data_seed = data_seed
+        self.batches_per_epoch = batches_per_epoch
+        self.eval_batch_size = eval_batch_size or max(batch_size, _EVALUATION_BATCH)
+        self._splits: dict[str, Tensor] = {}
+        self._standardization: tuple[Tensor, Tensor] | None = (torch.zeros(dim), torch.ones(dim))
+        self._range: tuple[Tensor, Tensor] | None = None
+
+    # What a subclass gives.
+
+    def load(self) -> dict[str, Tensor]:
+        """Makes the splits, in training units.
+
+        Returns:
+            ``val`` and ``test``, optionally ``train``, ``predict`` (rows for ``predict``, else those of ``test``) and
+            ``calibration`` (rows for the reference summary, else those of ``train``), each (rows, D).
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement load()")
+
+    def draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
+        """Makes independent training rows from a generator and nothing else.
+
+        Args:
+            num_rows: How many.
+            generator: The CPU generator to use.
+
+        Returns:
+            Rows (num_rows, D), in training units.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a fixed training set: it cannot draw fresh rows")
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Gives the true log-density in training units, -inf outside the support.
+
+        Args:
+            x: Points (N, D).
+
+        Returns:
+            Log-densities (N,), in the dtype of ``x``.
+
+        Raises:
+            NotImplementedError: If the density of this data is not known (``has_log_prob`` is False).
+        """
+        raise NotImplementedError(f"the true density of {self.name!r} is not known (has_log_prob is False)")
+
+    @property
+    def entropy(self) -> float | None:
+        """Differential entropy in nats, in training units; None if unknown."""
+        return None
+
+    @property
+    def entropy_error(self) -> float:
+        """Bound on the numerical error of ``entropy``: 0 for a closed form, NaN if the entropy is unknown."""
+        return math.nan if self.entropy is None else 0.0
+
+    def set_range(self, support: Tensor, window: Tensor) -> None:
+        """States where the density lives.
+
+        Args:
+            support: (2, D), lower and upper ends, infinite where open, in training units.
+            window: (2, D), finite ends of the comparison and plot window, in training units.
+
+        Raises:
+            ValueError: If the shapes are wrong, the window is not finite or an interval is empty.
+        """
+        for label, value in (("support", support), ("window", window)):
+            if value.shape != (2, self.dim) or not bool((value[0] < value[1]).all()):
+                raise ValueError(f"{label} must be (2, {self.dim}) with lower < upper, got {value.tolist()}")
+        if not bool(torch.isfinite(window).all()):
+            raise ValueError(f"window must be finite, got {window.tolist()}")
+        self._range = support.to(torch.float32), window.to(torch.float32)
+
+    def set_standardization(self, location: Tensor, scale: Tensor) -> None:
+        """States how training units are made: ``training = (original - location) / scale``.
+
+        Args:
+            location: (D,).
+            scale: (D,), positive.
+
+        Raises:
+            ValueError: If the shapes are wrong or a scale is not positive and finite.
+        """
+        if location.shape != (self.dim,) or scale.shape != (self.dim,):
+            raise ValueError(
+                f"location and scale must be ({self.dim},), got {tuple(location.shape)} and {tuple(scale.shape)}"
+            )
+        if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+            raise ValueError(f"every scale must be positive and finite, got {scale.tolist()}")
+        self._standardization = location.to(torch.float32), scale.to(torch.float32)
+
+    # What everyone uses.
+
+    @property
+    def location(self) -> Tensor:
+        """Offset (D,) between training and original units."""
+        return self._known(self._standardization, "location")[0]
+
+    @property
+    def scale(self) -> Tensor:
+        """Scale (D,) between training and original units."""
+        return self._known(self._standardization, "scale")[1]
+
+    @property
+    def log_scale(self) -> float:
+        """Sum of log ``scale``: negative log-likelihood in original units = that in training units + ``log_scale``."""
+        return float(self.scale.double().log().sum())
+
+    @property
+    def support(self) -> Tensor:
+        """Support (2, D), lower and upper ends, infinite where open, in training units."""
+        return self._known(self._range, "support")[0]
+
+    @property
+    def window(self) -> Tensor:
+        """Finite comparison and plot window (2, D), in training units."""
+        return self._known(self._range, "window")[1]
+
+    def setup(self, stage: str | None = None) -> None:
+        """Makes the splits, once; later calls change nothing.
+
+        Args:
+            stage: Lightning's stage; all the splits are made whatever it is.
+
+        Raises:
+            ValueError: If a split is missing, has a wrong shape or non-finite values, or has fewer rows than a batch.
+        """
+        if self._splits:
+            return
+        # Under the inference mode of a first `test`, the kept tensors would be refused by a later `fit`.
+        with torch.inference_mode(False):
+            splits = {key: value.to(torch.float32) for key, value in self.load().items()}
+        required = {"val", "test"} | (set() if "train" in splits else {"calibration"})
+        if missing := required - splits.keys():
+            raise ValueError(f"{type(self).__name__}.load() gave no {sorted(missing)} split(s)")
+        for key, value in splits.items():
+            if value.ndim != 2 or value.shape[1] != self.dim or value.shape[0] < 1:
+                raise ValueError(f"{self.name}: split {key!r} must be (rows, {self.dim}), got {tuple(value.shape)}")
+            if bad := int((~torch.isfinite(value)).any(dim=1).sum()):
+                raise ValueError(
+                    f"{self.name}: {bad} of {value.shape[0]} rows of split {key!r} are not finite in float32"
+                )
+        if "train" in splits and splits["train"].shape[0] < self.batch_size:
+            raise ValueError(
+                f"{self.name}: the training split has {splits['train'].shape[0]} rows, fewer than batch_size "
+                f"{self.batch_size}; lower batch_size to at most {splits['train'].shape[0]}"
+            )
+        if "train" not in splits and self.batches_per_epoch is None:
+            raise ValueError(f"{type(self).__name__} draws its training rows and must give batches_per_epoch")
+        self._splits = splits
+
+    def split(self, key: str) -> Tensor:
+        """Gives the rows of one split, setting up first if need be.
+
+        Args:
+            key: ``train``, ``val``, ``test``, ``predict`` or ``calibration``.
+
+        Returns:
+            Rows (N, D) float32, in training units. Not a copy.
+
+        Raises:
+            ValueError: If there is no such split (``train`` of rows drawn fresh).
+        """
+        self.setup()
+        fallback = {"predict": "test", "calibration": "train"}.get(key, key)
+        rows = self._splits.get(key, self._splits.get(fallback))
+        if rows is None:
+            raise ValueError(f"{self.name} has no split {key!r}, only {sorted(self._splits)}")
+        return rows
+
+    def train_dataloader(self) -> BatchLoader:
+        """Gives the training loader: an epoch's shuffled rows without a last incomplete batch, or fresh rows."""
+        self.setup()
+        label = f"training split of {self.name}"
+        base = stream_seed(self.data_seed, "train")
+        repeat = getattr(self.trainer, "overfit_batches", 0) > 0
+        if "train" in self._splits:
+            loader = BatchLoader.fixed(
+                self._splits["train"],
+                self.batch_size,
+                base_seed=base,
+                shuffle=True,
+                drop_last=True,
+                same_every_epoch=repeat,
+                label=label,
+            )
+        else:
+            loader = BatchLoader.stream(
+                self.draw,
+                self.batch_size,
+                self.batches_per_epoch or 1,
+                base_seed=base,
+                same_every_epoch=repeat,
+                label=label,
+            )
+        length = len(loader)  # raises here if several processes need more rows than there are
+        limit = getattr(self.trainer, "limit_train_batches", None)
+        if limit is not None:
+            loader.limit = int(limit * length) if isinstance(limit, float) else limit
+        if self.trainer is not None:
+            loader.next_index = self._next_index
+        return loader
+
+    def val_dataloader(self) -> BatchLoader:
+        """Gives the validation rows in order, each once."""
+        return self._in_order("val")
+
+    def test_dataloader(self) -> BatchLoader:
+        """Gives the test rows in order, each once."""
+        return self._in_order("test")
+
+    def predict_dataloader(self) -> BatchLoader:
+        """Gives the rows to predict in order, each once: the test split unless the data module has others."""
+        return self._in_order("predict")
+
+    def calibration_dataloader(self) -> BatchLoader:
+        """Gives the rows of the lift's reference summary: the training split in order, or draws of a fixed seed.
+
+        Not shared over processes: every process computes the same summary. No generator is shared with training.
+        """
+        rows = self.split("calibration")
+        batch = max(self.batch_size, _CALIBRATION_BATCH)
+        return BatchLoader.fixed(rows, batch, shard=False, label=f"calibration rows of {self.name}")
+
+    def probe_batches(self, num_batches: int, seed: int = 0) -> Iterator[Tensor]:
+        """Gives batches distributed like training batches, without touching the training's own stream.
+
+        Args:
+            num_batches: How many.
+            seed: Seed of the probe; with ``data_seed`` it decides the batches.
+
+        Yields:
+            Batches (batch_size, D) float32, the same in every process. From a fixed training set each is drawn without
+            replacement within the batch.
+        """
+        self.setup()
+        base = stream_seed(self.data_seed, "probe", seed)
+        train = self._splits.get("train")
+        for index in range(num_batches):
+            generator = generator_at(base, index)
+            if train is None:
+                yield self.draw(self.batch_size, generator).to(torch.float32)
+            else:
+                yield train[torch.randperm(train.shape[0], generator=generator)[: self.batch_size]]
+
+    def _next_index(self) -> int:
+        assert self.trainer is not None
+        return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+
+    def _in_order(self, key: str) -> BatchLoader:
+        return BatchLoader.fixed(self.split(key), self.eval_batch_size, label=f"{key} split of {self.name}")
+
+    def _known(self, pair: tuple[Tensor, Tensor] | None, what: str) -> tuple[Tensor, Tensor]:
+        if pair is None:
+            raise RuntimeError(f"{what} of {self.name!r} is computed from the data: call setup() first")
+        return pair
+
+
+def check_counts(**counts: int | None) -> None:
+    """Refuses counts below 1; None passes.
+
+    Args:
+        **counts: Values by the names of their arguments.
+
+    Raises:
+        ValueError: Naming the argument and its value.
+    """
+    for label, value in counts.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{label} must be an integer of at least 1, got {value!r}")

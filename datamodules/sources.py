@@ -1,0 +1,84 @@
+"""Where the rows of a loader come from: a tensor held in memory, or fresh draws."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from datamodules.seeding import generator_at
+
+Draw = Callable[[int, torch.Generator], Tensor]
+"""``draw(num_rows, generator) -> (num_rows, D)``: independent rows made from the generator alone."""
+
+
+class Source(Protocol):
+    """What a loader asks of its rows. All methods are pure: equal arguments give equal rows."""
+
+    def num_rows(self) -> int | None:
+        """Gives the number of rows of an epoch, or None for an endless stream."""
+        ...
+
+    def rows(self, epoch: int, index: int, size: int, start: int, stop: int) -> Tensor:
+        """Gives rows ``start`` to ``stop`` of the global batch ``index``, whose global batches have ``size`` rows."""
+        ...
+
+
+class TensorSource:
+    """Rows of one tensor, in order or shuffled anew each epoch.
+
+    Args:
+        tensor: The rows, (N, D).
+        base: Base seed of the shuffling, used if ``shuffle``.
+        shuffle: Whether each epoch has its own order.
+    """
+
+    def __init__(self, tensor: Tensor, base: int, shuffle: bool) -> None:
+        self._tensor = tensor.to(torch.float32)
+        self._base = base
+        self._shuffle = shuffle
+        self._order: tuple[int, Tensor] | None = None  # (epoch, permutation): made once an epoch
+
+    def num_rows(self) -> int:
+        """Gives N."""
+        return self._tensor.shape[0]
+
+    def rows(self, epoch: int, index: int, size: int, start: int, stop: int) -> Tensor:
+        """Gives a copy of the rows asked for; see :class:`Source`."""
+        begin = index * size
+        if not self._shuffle:
+            # a copy, so that code that writes into its batch cannot write into the data
+            return self._tensor[begin + start : begin + stop].clone()
+        return self._tensor[self._permutation(epoch)[begin + start : begin + stop]]
+
+    def _permutation(self, epoch: int) -> Tensor:
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, torch.randperm(self.num_rows(), generator=generator_at(self._base, epoch))
+        return self._order[1]
+
+
+class StreamSource:
+    """Fresh rows in each batch, every batch made by a generator of its own.
+
+    Args:
+        draw: Makes rows from a generator.
+        base: Base seed of the stream.
+        num_batches: Global batches of an epoch.
+    """
+
+    def __init__(self, draw: Draw, base: int, num_batches: int) -> None:
+        self._draw = draw
+        self._base = base
+        self._num_batches = num_batches
+
+    def num_rows(self) -> None:
+        """Gives None: a stream has no end."""
+        return None
+
+    def rows(self, epoch: int, index: int, size: int, start: int, stop: int) -> Tensor:
+        """Gives the rows asked for; see :class:`Source`.
+
+        The whole global batch is drawn and then cut, so that the rows do not depend on how many processes share it.
+        """
+        generator = generator_at(self._base, epoch * self._num_batches + index)
+        return self._draw(size, generator)[start:stop].to(torch.float32)

@@ -1,0 +1,19 @@
+"""Callbacks: thin, each schedules a diagnostic and writes what it gave."""
+
+from lightning_lift.callbacks.cross_covariance import CrossCovariance
+from lightning_lift.callbacks.density_figure import DensityFigure
+from lightning_lift.callbacks.periodic import PeriodicCallback
+from lightning_lift.callbacks.prediction_writer import PredictionWriter
+from lightning_lift.callbacks.run_summary import RunSummary
+from lightning_lift.callbacks.shoulder_occupancy import ShoulderOccupancy
+from lightning_lift.callbacks.weight_histograms import WeightHistograms
+
+__all__ = [
+    "CrossCovariance",
+    "DensityFigure",
+    "PeriodicCallback",
+    "PredictionWriter",
+    "RunSummary",
+    "ShoulderOccupancy",
+    "WeightHistograms",
+]

@@ -1,0 +1,160 @@
+"""Collects latent and gradient rows over probe batches at a fixed iterate, and leaves the module as it was."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lightning_lift.diagnostics.cross_covariance import CrossCovarianceResult, read_cross_covariance
+from lightning_lift.parameterizations.base import Parameterization
+
+
+class Probed(Protocol):
+    """What the probe needs of a module: a ``ConvexModule`` has it (a diagnostic does not import modules)."""
+
+    @property
+    def parameterization(self) -> Parameterization:
+        """The bound parameterization."""
+
+    def potential(self, batch: Tensor | None = None, latent: Tensor | None = None) -> Any:
+        """The potential, its constrained latent replaced by ``latent``."""
+
+    def loss(self, potential: Any, batch: Tensor) -> Tensor:
+        """The training loss, a scalar."""
+
+
+@dataclass(frozen=True)
+class ProbeRows:
+    """Rows of B probe batches, in the latent's dtype, on the CPU.
+
+    Attributes:
+        latents: shape (B, d).
+        gradients: d loss / d latent, shape (B, d).
+        slack_gradients: d loss / d slack, shape (B, d); None without a slack.
+        objective_gradients: d loss / d latent at the mean latent, shape (B, d).
+    """
+
+    latents: Tensor
+    gradients: Tensor
+    slack_gradients: Tensor | None
+    objective_gradients: Tensor
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Runs a diagnostic and puts back what it may have touched.
+
+    Restores the training flag of each submodule, every buffer, every extra state (``get_extra_state``: a quadrature's
+    window follows the potential that it sees), and the state of torch's global random generators
+    (CPU and the module's own device). Parameters, their ``.grad`` and the optimizer are the caller's to spare.
+    """
+    modes = [(part, part.training) for part in module.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    keepers = [part for part, _ in modes if type(part).get_extra_state is not nn.Module.get_extra_state]
+    extras = [(part, copy.deepcopy(part.get_extra_state())) for part in keepers]
+    devices = {p.device for p in module.parameters() if p.device.type == "cuda"}
+    # fork_rng covers the CPU always, and other generators only of the devices listed here.
+    with torch.random.fork_rng(devices=sorted(devices, key=str), device_type="cuda"):
+        try:
+            yield
+        finally:
+            for part, training in modes:
+                part.training = training
+            with torch.no_grad():
+                for buffer, saved in buffers:
+                    buffer.copy_(saved)
+            for part, state in extras:
+                part.set_extra_state(state)
+
+
+def collect(module: Probed, batches: Iterable[Tensor]) -> ProbeRows:
+    """One row of latent and gradient a batch, all at the present weights.
+
+    Runs in training mode, so that the latent conditions on each batch, with gradients enabled even where the caller
+    has disabled them. Reads gradients by ``torch.autograd.grad``: no ``.grad`` is touched and no distributed hook
+    fires. With several processes it is collective for a lift (its pooling is): all ranks call it, with equal batches.
+
+    Args:
+        module: a ``ConvexModule``, or anything with its ``parameterization``, ``potential`` and ``loss``.
+        batches: B tensors of shape (N, D), in training units; moved to the weights' device.
+
+    Returns:
+        The rows, detached, on the CPU.
+
+    Raises:
+        ValueError: no batches.
+        TypeError: the module is no ``nn.Module``.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{type(module).__name__} is no torch module; the probe must switch it to training mode.")
+    device = next(module.parameterization.parameters()).device
+    probes = [batch.to(device) for batch in batches]
+    if not probes:
+        raise ValueError("the probe got no batches; ask the data module for at least 3.")
+    with undisturbed(module), torch.inference_mode(False), torch.enable_grad():
+        module.train()
+        # Batches made under inference mode cannot enter autograd; a clone made here can.
+        probes = [probe.clone() if probe.is_inference() else probe for probe in probes]
+        rows = [_row(module, probe) for probe in probes]
+        latents = torch.stack([latent for latent, _, _ in rows])
+        gradients = torch.stack([gradient for _, gradient, _ in rows])
+        if bool((latents == latents[:1]).all()):
+            objective = gradients  # the mean latent is the latent itself
+        else:
+            mean = latents.double().mean(0).to(latents.dtype).to(device)
+            objective = torch.stack([_gradient_at(module, probe, mean) for probe in probes])
+    slacks = [slack for _, _, slack in rows if slack is not None]
+    return ProbeRows(latents, gradients, torch.stack(slacks) if slacks else None, objective)
+
+
+def probe_cross_covariance(
+    module: Probed, batches: Iterable[Tensor], num_permutations: int = 200, seed: int = 0
+) -> CrossCovarianceResult:
+    """Collects the rows and reads both cross-covariances.
+
+    The objective part is the same for both readings: the slack moves the latent one to one.
+
+    Args:
+        module: see ``collect``.
+        batches: see ``collect``.
+        num_permutations: shuffles of the permutation null.
+        seed: of the shuffles.
+
+    Raises:
+        ValueError: fewer than three batches, or a model that has diverged.
+    """
+    rows = collect(module, batches)
+    options = {"num_permutations": num_permutations, "seed": seed}
+    latent_gradient = read_cross_covariance(rows.latents, rows.gradients, rows.objective_gradients, **options)
+    slack = None
+    if rows.slack_gradients is not None:
+        slack = read_cross_covariance(rows.latents, rows.slack_gradients, rows.objective_gradients, **options)
+    return CrossCovarianceResult(latent_gradient, slack)
+
+
+def _row(module: Probed, batch: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    latent = module.parameterization.latent(batch)
+    if not latent.requires_grad:
+        latent = latent.detach().requires_grad_()
+    slack = module.parameterization.slack
+    wanted = [latent] if slack is None else [latent, slack]
+    loss = module.loss(module.potential(batch, latent=latent), batch)
+    # One backward gives both: the slack's own gradient is measured, not assumed to equal the latent's.
+    gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+    gradient, *rest = [_or_zeros(g, w).detach().cpu() for g, w in zip(gradients, wanted, strict=True)]
+    return latent.detach().cpu().clone(), gradient, rest[0] if rest else None
+
+
+def _gradient_at(module: Probed, batch: Tensor, latent: Tensor) -> Tensor:
+    latent = latent.detach().requires_grad_()
+    loss = module.loss(module.potential(batch, latent=latent), batch)
+    (gradient,) = torch.autograd.grad(loss, [latent], allow_unused=True)
+    return _or_zeros(gradient, latent).detach().cpu()
+
+
+def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if gradient is None else gradient

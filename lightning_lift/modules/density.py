@@ -1,0 +1,101 @@
+"""Tasks that model a density: negative log-likelihood, distance to the truth, prediction, freezing."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_lift.metrics import NegativeLogLikelihood, NegativeLogLikelihoodStandardError
+from lightning_lift.metrics.functional import hellinger_distance, kl_divergence, total_variation
+from lightning_lift.modules.base import ConvexModule
+from lightning_lift.modules.frozen import FrozenDensity
+from lightning_lift.networks.base import check_points
+from lightning_lift.partition.grids import grid_points, trapezoid_log_weights
+
+_TRUTH_POINTS = {1: 8000, 2: 400}  # along each dimension of the window on which truth and model are compared
+
+
+class DensityModule(ConvexModule):
+    """Base of tasks with a normalised density.
+
+    Logged in validation: ``val/nll`` (nats, training units), ``val/total_variation`` where the data module knows the
+    true density in one or two dimensions. In test: ``test/nll``, ``test/nll_standard_error``, ``test/nll_original``
+    (original units), ``test/excess_nll`` where the entropy is known, ``test/total_variation``, ``test/kl_divergence``
+    (from the truth to the model) and ``test/hellinger_distance``.
+
+    Subclass requirements: ``loss`` and ``log_prob``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.val_nll = NegativeLogLikelihood()
+        self.test_nll = NegativeLogLikelihood()
+        self.test_nll_standard_error = NegativeLogLikelihoodStandardError()
+
+    @abstractmethod
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density in training units under the weights of evaluation, -inf outside the support.
+
+        Args:
+            x: points in training units, shape (N, D).
+
+        Returns:
+            Shape (N,), nats.
+        """
+
+    @abstractmethod
+    def frozen(self) -> FrozenDensity:
+        """The density under the weights of evaluation, with ``log_prob(x)`` and ``sample(n)`` in original units."""
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        """Accumulates the negative log-likelihood of held-out rows."""
+        self.val_nll.update(self.log_prob(batch))
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs ``val/nll`` and, where the truth is known, ``val/total_variation``."""
+        self.log("val/nll", self.val_nll.compute(), prog_bar=True)
+        self.val_nll.reset()
+        truth = self._on_truth_grid()
+        if truth is not None:
+            self.log("val/total_variation", total_variation(*truth), prog_bar=True)
+
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        """Accumulates the negative log-likelihood of test rows."""
+        log_prob = self.log_prob(batch)
+        self.test_nll.update(log_prob)
+        self.test_nll_standard_error.update(log_prob)
+
+    def on_test_epoch_end(self) -> None:
+        """Logs the test metrics."""
+        nll = self.test_nll.compute()
+        self.log("test/nll", nll)
+        self.log("test/nll_standard_error", self.test_nll_standard_error.compute())
+        self.log("test/nll_original", nll + self.log_scale)
+        entropy = getattr(self._attached_datamodule(), "entropy", None)
+        if entropy is not None:
+            self.log("test/excess_nll", nll - entropy)
+        self.test_nll.reset()
+        self.test_nll_standard_error.reset()
+        truth = self._on_truth_grid()
+        if truth is not None:
+            self.log("test/total_variation", total_variation(*truth))
+            self.log("test/kl_divergence", kl_divergence(*truth))
+            self.log("test/hellinger_distance", hellinger_distance(*truth))
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """Log-density of each row in original units, shape (N,)."""
+        check_points(batch, self.dim)
+        return self.log_prob(batch) - self.log_scale
+
+    @torch.no_grad()
+    def _on_truth_grid(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """True and model log-density with quadrature weights on the window, or None where no truth is known."""
+        data = self._attached_datamodule()
+        if not getattr(data, "has_log_prob", False) or self.dim not in _TRUTH_POINTS:
+            return None
+        size = _TRUTH_POINTS[self.dim]
+        window = data.window.to(self.device)
+        points = grid_points(window, size)
+        model = torch.cat([self.log_prob(chunk) for chunk in points.split(16384)])
+        return data.log_prob(points.cpu()).to(model), model, trapezoid_log_weights(window, size).exp()

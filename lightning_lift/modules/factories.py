@@ -1,0 +1,83 @@
+"""Factories as plain data: what a checkpoint stores of a class or a partial, and back."""
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def plain(name: str, value: Any) -> Any:
+    """The plain form of a hyperparameter, which loads with ``weights_only=True``.
+
+    Numbers, strings, None and containers of them stay; an importable class becomes ``{class_path, init_args}``, and so
+    does a ``functools.partial`` of one with keyword arguments.
+
+    Args:
+        name: of the hyperparameter, for the error.
+        value: what the constructor was given.
+
+    Raises:
+        TypeError: anything else, such as a lambda or an object that was built already.
+    """
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(f"{name}[{i}]", item) for i, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        return {str(key): plain(f"{name}.{key}", item) for key, item in value.items()}
+    if isinstance(value, functools.partial) and not value.args and isinstance(value.func, type):
+        return {"class_path": _class_path(name, value.func), "init_args": plain(name, value.keywords)}
+    if isinstance(value, type):
+        return {"class_path": _class_path(name, value), "init_args": {}}
+    raise TypeError(
+        f"{name}={value!r} cannot be stored in a checkpoint: give an importable class, or functools.partial(Class, "
+        "key=value), instead of a lambda, a function or a built object."
+    )
+
+
+def factory(name: str, value: Any) -> Callable[..., Any]:
+    """The callable behind a factory argument: itself, or built from its plain form.
+
+    Args:
+        name: of the argument, for the error.
+        value: a callable, or ``{class_path, init_args}``.
+
+    Raises:
+        TypeError: neither of the two.
+        ValueError: the class path cannot be imported.
+    """
+    if isinstance(value, Mapping) and "class_path" in value:
+        made: Callable[..., Any] = functools.partial(_import(name, value["class_path"]), **value.get("init_args", {}))
+        return made
+    if not callable(value):
+        raise TypeError(
+            f"{name}={value!r}: give a class or a functools.partial of one (a factory, not a built object)."
+        )
+    return value  # type: ignore[no-any-return]
+
+
+def _class_path(name: str, cls: type) -> str:
+    path = f"{cls.__module__}.{cls.__qualname__}"
+    try:
+        found = _import(name, path)
+    except ValueError:
+        found = None
+    if found is not cls:
+        raise TypeError(
+            f"{name}={cls!r} cannot be found again by its path {path!r}, so a checkpoint could not be loaded: define "
+            "the class at the top level of an importable module."
+        )
+    return path
+
+
+def _import(name: str, path: str) -> type:
+    module, _, attribute = path.rpartition(".")
+    try:
+        cls: type = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{name}: the class {path!r} cannot be imported ({error}); is its package installed?"
+        ) from error
+    return cls

@@ -1,0 +1,75 @@
+"""Starts for the nonnegative weights of an ICNN, stated for the *effective* weights (those that multiply the units)."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+WeightInit = Literal["folded_normal", "principled", "constant"]
+
+
+def folded_normal_(weight: Tensor, fan_in: int) -> Tensor:
+    """Fills with |N(0, pi / (2 fan_in))|, whose mean is 1 / sqrt(fan_in).
+
+    Args:
+        weight: filled in place, any shape.
+        fan_in: number of units that each output sums over.
+    """
+    with torch.no_grad():
+        return weight.normal_(0.0, math.sqrt(math.pi / (2.0 * fan_in))).abs_()
+
+
+def principled_moments(fan_in: int) -> tuple[float, float, float]:
+    """Mean and variance of the weights, and the bias, of Hoedt & Klambauer (NeurIPS 2023), for correlation 1/2.
+
+    Principled Weight Initialisation for Input-Convex Neural Networks: with n = fan_in and
+    D = 6 (pi - 1) + (n - 1)(3 sqrt 3 + 2 pi - 6), mean sqrt(6 pi / (n D)), variance 1/n, bias -sqrt(3 n / D).
+
+    Args:
+        fan_in: number of units n that each output sums over, at least 1.
+    """
+    n = fan_in
+    denominator = 6.0 * (math.pi - 1.0) + (n - 1.0) * (3.0 * math.sqrt(3.0) + 2.0 * math.pi - 6.0)
+    return math.sqrt(6.0 * math.pi / (n * denominator)), 1.0 / n, -math.sqrt(3.0 * n / denominator)
+
+
+def log_normal_(weight: Tensor, mean: float, variance: float) -> Tensor:
+    """Fills with log-normal numbers of the given mean and variance.
+
+    Args:
+        weight: filled in place, any shape.
+        mean: mean of the numbers, positive.
+        variance: variance of the numbers, positive.
+    """
+    log_variance = math.log1p(variance / mean**2)
+    with torch.no_grad():
+        return weight.normal_(math.log(mean) - 0.5 * log_variance, math.sqrt(log_variance)).exp_()
+
+
+def initialize_nonnegative_(weight: Tensor, fan_in: int, how: WeightInit, value: float) -> float:
+    """Fills effective weights in place and returns the bias that belongs to them (0 except for ``principled``).
+
+    Args:
+        weight: effective weights, filled in place.
+        fan_in: number of units that each output sums over.
+        how: ``folded_normal``, ``principled``, or ``constant`` (every weight is value / fan_in).
+        value: only for ``constant``: the sum of the weights of one output, nonnegative.
+
+    Raises:
+        ValueError: ``how`` is unknown, or ``value`` is negative.
+    """
+    if how == "folded_normal":
+        folded_normal_(weight, fan_in)
+        return 0.0
+    if how == "principled":
+        mean, variance, bias = principled_moments(fan_in)
+        log_normal_(weight, mean, variance)
+        return bias
+    if how == "constant":
+        if not value >= 0.0:
+            raise ValueError(f"weight_init_value={value}: nonnegative weights cannot start below 0.")
+        with torch.no_grad():
+            weight.fill_(value / fan_in)
+        return 0.0
+    raise ValueError(f"weight_init={how!r} is not known; choose 'folded_normal', 'principled' or 'constant'.")

@@ -1,0 +1,60 @@
+"""Direct: a free latent behind a readout, trained as it is."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from lightning_lift.parameterizations.base import Parameterization, inverse_in_float64
+from lightning_lift.parameterizations.readouts import ReadoutName, make_readout
+
+
+class DirectSoftplus(Parameterization):
+    """theta = psi(latent) with latent = latent_gain * (stored number); psi is softplus unless another is chosen.
+
+    Args:
+        latent_gain: the stored number is multiplied by it. Under Adam the latent then moves latent_gain times as far a
+            step: the control for the lift, whose latent moves about lr (1 + |z|_1) a step.
+        readout: psi: ``softplus``, ``floored_relu``, ``exp`` or ``square``.
+        beta: sharpness of the softplus readout.
+        floor: smallest weight that can be set; None for the readout's default.
+
+    Raises:
+        ValueError: a gain that is not finite and positive, or readout arguments that do not fit.
+    """
+
+    raw_latent: nn.Parameter
+
+    def __init__(
+        self,
+        latent_gain: float = 1.0,
+        readout: ReadoutName = "softplus",
+        beta: float = 1.0,
+        floor: float | None = None,
+    ) -> None:
+        super().__init__()
+        if not (latent_gain > 0.0 and math.isfinite(latent_gain)):
+            raise ValueError(f"latent_gain={latent_gain}: must be finite and positive.")
+        self.latent_gain = latent_gain
+        self.readout = make_readout(readout, beta, floor)
+
+    def _build(self, initial: Tensor, free: dict[str, Tensor], dim: int) -> Iterable[str]:
+        self.raw_latent = nn.Parameter(initial.new_empty(initial.shape))
+        self._set_weights(initial)
+        return ()
+
+    def latent(self, batch: Tensor | None = None) -> Tensor:
+        """latent_gain times the stored numbers, shape (d,)."""
+        return self.raw_latent if self.latent_gain == 1.0 else self.latent_gain * self.raw_latent
+
+    def _set_weights(self, flat: Tensor) -> int:
+        assert self.readout is not None
+        latent, raised = inverse_in_float64(self.readout, flat)
+        stored = latent / self.latent_gain
+        # The gain rounds once more: of the neighbouring floats, take the one whose weight is nearest.
+        up, down = (torch.nextafter(stored, stored.new_full((), sign * torch.inf)) for sign in (1, -1))
+        candidates = torch.stack([stored, up, down])
+        misses = (self.readout.value(self.latent_gain * candidates) - flat.clamp(min=self.readout.floor)).abs()
+        self.raw_latent.data.copy_(candidates.gather(0, misses.argmin(0, keepdim=True)).squeeze(0))
+        return raised

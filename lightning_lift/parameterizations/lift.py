@@ -1,0 +1,242 @@
+"""The lift: a hypernetwork that emits the weights' latent from a summary of the batch, plus a learnable slack."""
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_lift.parameterizations.base import Parameterization, inverse_in_float64
+from lightning_lift.parameterizations.body import (
+    DeepSetsBody,
+    body_fingerprint,
+    mean_features,
+    pooled_mean,
+    standardize_code,
+)
+from lightning_lift.parameterizations.readouts import ReadoutName, make_readout
+
+
+class Lift(Parameterization):
+    r"""latent = b + Theta_E z(X), theta = psi(latent): the slack b plus a dense emission of the batch's code z.
+
+    Siahkoohi, arXiv 2605.24274 (2026). In training mode z is the code of the batch at hand (detached data); in
+    evaluation mode it is that of the reference summary, which ``calibrate`` makes from the training split, so that the
+    density of a point never depends on the other points of its batch.
+
+    Args:
+        body_widths: widths of the body's layers; the last is the length of the code.
+        standardize_summary: standardise the code over its features before the emission.
+        emission_width: width of a hidden ReLU layer between code and emission; None for a single dense emission.
+        emit: ``constrained`` emits the nonnegative weights only; ``all`` emits the networks' free parameters too
+            (without readout), as the reference implementation does for energy-based models.
+        slack_start: ``matched`` starts from the network's own initial weights (emission zero), the common start of
+            fair comparisons; a number starts every slack there, with a randomly initialised emission.
+        slack_std: spread of the slack around a numeric ``slack_start``.
+        readout: psi: ``softplus``, ``floored_relu``, ``exp`` or ``square``.
+        beta: sharpness of the softplus readout.
+        floor: smallest weight that can be set; None for the readout's default.
+
+    Raises:
+        ValueError: arguments that do not fit, each by name.
+    """
+
+    slack: nn.Parameter
+
+    def __init__(
+        self,
+        body_widths: Sequence[int] = (64, 64, 96),
+        standardize_summary: bool = True,
+        emission_width: int | None = None,
+        emit: Literal["constrained", "all"] = "constrained",
+        slack_start: Literal["matched"] | float = "matched",
+        slack_std: float = 0.0,
+        readout: ReadoutName = "softplus",
+        beta: float = 1.0,
+        floor: float | None = None,
+    ) -> None:
+        super().__init__()
+        if emit not in ("constrained", "all"):
+            raise ValueError(f"emit={emit!r} is not known; choose 'constrained' or 'all'.")
+        if isinstance(slack_start, str) and slack_start != "matched":
+            raise ValueError(f"slack_start={slack_start!r}: give 'matched' or a number such as -2.")
+        if not isinstance(slack_start, str) and not math.isfinite(slack_start):
+            raise ValueError(f"slack_start={slack_start}: must be finite.")
+        if not slack_std >= 0.0 or (slack_std and slack_start == "matched"):
+            raise ValueError(f"slack_std={slack_std}: give a spread >= 0, and only beside a numeric slack_start.")
+        if emission_width is not None and emission_width < 1:
+            raise ValueError(f"emission_width={emission_width}: at least one unit, or None for no hidden layer.")
+        self.body_widths = tuple(body_widths)
+        self.standardize_summary = standardize_summary
+        self.emission_width = emission_width
+        self.emit = emit
+        self.slack_start = slack_start
+        self.slack_std = slack_std
+        self.readout = make_readout(readout, beta, floor)
+        # Plain attributes in the extra state, not buffers: weight averaging blends buffers, and a blended summary
+        # belongs to no body.
+        self._reference_summary: Tensor | None = None
+        self._fingerprint: int | None = None
+        self._free_shapes: dict[str, torch.Size] = {}
+
+    def _build(self, initial: Tensor, free: dict[str, Tensor], dim: int) -> Iterable[str]:
+        self.body = DeepSetsBody(dim, self.body_widths).to(initial)
+        width = self.body.code_size
+        hidden: list[nn.Module] = []
+        if self.emission_width is not None:
+            hidden = [nn.Linear(width, self.emission_width), nn.ReLU()]
+            width = self.emission_width
+        self.emission_hidden = nn.Sequential(*hidden).to(initial)
+        self.emission = nn.Linear(width, initial.numel(), bias=False).to(initial)
+        self.slack = nn.Parameter(initial.new_empty(initial.shape))
+        if isinstance(self.slack_start, str):
+            self._set_weights(initial)
+        else:
+            nn.init.normal_(self.slack, self.slack_start, self.slack_std)
+        if self.emit == "constrained":
+            return ()
+        self._free_shapes = {name: tensor.shape for name, tensor in free.items()}
+        start = torch.cat([tensor.detach().reshape(-1) for tensor in free.values()])
+        self.free_slack = nn.Parameter(start.clone())
+        self.free_emission = nn.Linear(width, start.numel(), bias=False).to(initial)
+        if isinstance(self.slack_start, str):
+            nn.init.zeros_(self.free_emission.weight)
+        return tuple(free)
+
+    def code(self, batch: Tensor | None = None) -> Tensor:
+        """The code z that the emission reads, shape (F,) (the hidden emission layer's output where there is one).
+
+        Args:
+            batch: data rows, shape (N, D); needed in training mode, ignored in evaluation mode.
+
+        Raises:
+            ValueError: training mode without a batch.
+            RuntimeError: evaluation mode without a reference summary, or with one made for other body weights.
+        """
+        if self.training:
+            if batch is None:
+                raise ValueError(
+                    "the lift in training mode conditions on the batch, and none was given: pass the batch, or call "
+                    "eval() to use the reference summary."
+                )
+            summary = pooled_mean(self.body(batch.detach().to(self.slack.dtype)))
+        else:
+            summary = self.reference_summary
+        code = standardize_code(summary) if self.standardize_summary else summary
+        hidden: Tensor = self.emission_hidden(code)
+        return hidden
+
+    def latent(self, batch: Tensor | None = None) -> Tensor:
+        """slack + emission of the code, shape (d,)."""
+        emitted: Tensor = self.emission(self.code(batch))
+        return self.slack + emitted
+
+    def weights(self, batch: Tensor | None = None, latent: Tensor | None = None) -> dict[str, Tensor]:
+        """The emitted weights by name; with ``emit: all`` the networks' free parameters too.
+
+        Args:
+            batch: the data batch, shape (N, D).
+            latent: shape (d,); replaces the constrained latent.
+        """
+        if self.emit == "constrained":
+            return super().weights(batch, latent)
+        code = self.code(batch)
+        weights = super().weights(batch, self.slack + self.emission(code) if latent is None else latent)
+        flat = self.free_slack + self.free_emission(code)
+        pieces = flat.split([shape.numel() for shape in self._free_shapes.values()])
+        for piece, (name, shape) in zip(pieces, self._free_shapes.items(), strict=True):
+            weights[name] = piece.view(shape)
+        return weights
+
+    def _set_weights(self, flat: Tensor) -> int:
+        assert self.readout is not None
+        latent, raised = inverse_in_float64(self.readout, flat)
+        self.slack.data.copy_(latent)
+        nn.init.zeros_(self.emission.weight)  # else the emission moves theta, by another amount for every batch
+        return raised
+
+    @property
+    def needs_calibration(self) -> bool:
+        """True: evaluation rests on the reference summary."""
+        return True
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the reference summary is missing or was made with other body weights than the present ones."""
+        return self._reference_summary is None or self._fingerprint != body_fingerprint(self.body)
+
+    @property
+    def reference_summary(self) -> Tensor:
+        """Mean features of the reference rows, shape (F,), on the module's device.
+
+        Raises:
+            RuntimeError: not calibrated, or calibrated for other body weights.
+        """
+        if self._reference_summary is None:
+            raise RuntimeError(
+                "the lift has no reference summary, so it cannot be evaluated: call module.calibrate() during fit, or "
+                "parameterization.calibrate(batches) with rows of the training split."
+            )
+        if self._fingerprint != body_fingerprint(self.body):
+            raise RuntimeError(
+                "the lift's reference summary was made for other body weights than the present ones (they were "
+                "trained, averaged or loaded since): call calibrate again with rows of the training split."
+            )
+        return self._reference_summary.to(self.slack)
+
+    @torch.no_grad()
+    def calibrate(self, batches: Iterable[Tensor]) -> None:
+        """Makes the reference summary: the mean of the body's features over all rows of ``batches``.
+
+        Not collective: every rank streams the same rows.
+
+        Args:
+            batches: tensors of shape (N, D), together the reference rows.
+
+        Raises:
+            ValueError: no rows, or rows that are not finite.
+        """
+        self._reference_summary = mean_features(self.body, batches)
+        self._fingerprint = body_fingerprint(self.body)
+
+    def is_state_stale(self, state: Mapping[str, Any], prefix: str) -> bool:
+        """``is_stale`` for the weights in a state dictionary.
+
+        Args:
+            state: a state dictionary of the owning module.
+            prefix: of this parameterization's entries in it.
+        """
+        extra = state[f"{prefix}_extra_state"]
+        body = self._body_of(state, prefix)
+        return extra["reference_summary"] is None or extra["fingerprint"] != body_fingerprint(body)
+
+    def calibrate_state(self, state: dict[str, Any], prefix: str, batches: Iterable[Tensor]) -> None:
+        """``calibrate`` for the weights in a state dictionary, changed in place; this module stays as it is.
+
+        Args:
+            state: a state dictionary of the owning module.
+            prefix: of this parameterization's entries in it.
+            batches: tensors of shape (N, D), together the reference rows.
+        """
+        body = self._body_of(state, prefix)
+        state[f"{prefix}_extra_state"] = {
+            "reference_summary": mean_features(body, batches),
+            "fingerprint": body_fingerprint(body),
+        }
+
+    def _body_of(self, state: Mapping[str, Any], prefix: str) -> DeepSetsBody:
+        start = f"{prefix}body."
+        body = copy.deepcopy(self.body)
+        body.load_state_dict({name[len(start) :]: t for name, t in state.items() if name.startswith(start)})
+        return body
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The reference summary with its fingerprint, for checkpoints."""
+        return {"reference_summary": self._reference_summary, "fingerprint": self._fingerprint}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restores what ``get_extra_state`` gave."""
+        self._reference_summary = state["reference_summary"]
+        self._fingerprint = state["fingerprint"]

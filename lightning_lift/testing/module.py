@@ -1,0 +1,95 @@
+"""What every task module must hold."""
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lightning_lift.modules import ConvexModule, DensityModule
+
+
+class ModuleContract:
+    """Derive, and define ``make()`` and ``make_data()``.
+
+    Attributes:
+        steps: optimizer steps of the short fits.
+    """
+
+    steps: int = 5
+
+    def make(self) -> ConvexModule:
+        """A fresh module that fits the data."""
+        raise NotImplementedError
+
+    def make_data(self) -> Any:
+        """A data module of small splits."""
+        raise NotImplementedError
+
+    def _trainer(self, **kwargs: Any) -> L.Trainer:
+        settings: dict[str, Any] = {
+            "accelerator": "cpu",
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "max_steps": self.steps,
+        }
+        return L.Trainer(**(settings | kwargs))
+
+    def _fitted(self, **kwargs: Any) -> tuple[ConvexModule, Any, L.Trainer]:
+        L.seed_everything(0, verbose=False)
+        module, data = self.make(), self.make_data()
+        trainer = self._trainer(**kwargs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer.fit(module, datamodule=data)
+        return module, data, trainer
+
+    def test_every_entry_point_with_and_without_inference_mode(self) -> None:
+        figures: list[dict[str, float]] = []
+        for inference_mode in (True, False):
+            module, data, trainer = self._fitted(inference_mode=inference_mode)
+            trainer.validate(module, datamodule=data, verbose=False)
+            figures.append({k: float(v) for k, v in trainer.test(module, datamodule=data, verbose=False)[0].items()})
+            predictions = trainer.predict(module, datamodule=data)
+            assert predictions
+            assert all(isinstance(p, Tensor) and torch.isfinite(p).all() for p in predictions)
+            trainer_again = self._trainer(inference_mode=inference_mode)
+            trainer_again.fit(module, datamodule=data)  # nothing that evaluation left behind breaks a later fit
+        assert figures[0] == figures[1]
+
+    def test_checkpoint_loads_with_weights_only(self) -> None:
+        module, data, trainer = self._fitted()
+        expected = trainer.test(module, datamodule=data, verbose=False)[0]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "module.ckpt"
+            trainer.save_checkpoint(path)
+            torch.load(path, weights_only=True)
+            again = type(module).load_from_checkpoint(path, weights_only=True, map_location="cpu")
+        found = self._trainer().test(again, datamodule=self.make_data(), verbose=False)[0]
+        assert found == expected
+
+    def test_freeze_gives_a_plain_module(self) -> None:
+        module, data, _ = self._fitted()
+        x = next(iter(data.test_dataloader()))
+        frozen = module.freeze()
+        assert not list(frozen.parameters())
+        original = module.location + module.scale * x
+        if isinstance(module, DensityModule):
+            expected = module.log_prob(x) - module.log_scale
+            torch.testing.assert_close(frozen(original), expected, rtol=1e-5, atol=1e-4)
+        assert any(p.requires_grad for p in module.parameters())
+
+    def test_callbacks_can_ask_for_the_loss_at_a_given_latent(self) -> None:
+        module, data, _ = self._fitted()
+        batch = next(iter(data.train_dataloader()))
+        module.train()
+        latent = module.parameterization.latent(batch).detach().requires_grad_()
+        loss = module.loss(module.potential(batch, latent=latent), batch)
+        (gradient,) = torch.autograd.grad(loss, latent)
+        assert gradient.shape == (module.parameterization.num_weights,)
+        assert torch.isfinite(gradient).all()

@@ -1,0 +1,308 @@
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.datasets import load_iris
+
+from datamodules import TabularDataModule
+
+RNG = np.random.default_rng(0)
+TABLE = pd.DataFrame(
+    {"height": RNG.normal(170, 8, 200), "weight": RNG.gamma(20, 3.5, 200), "count": RNG.integers(0, 1000, 200)}
+)
+
+
+def write(path: Path, frame: pd.DataFrame = TABLE) -> str:
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    elif path.suffix == ".parquet":
+        frame.to_parquet(path)
+    elif path.suffix == ".npy":
+        np.save(path, frame.to_numpy())
+    else:
+        np.savez(path, **{name: frame[name].to_numpy() for name in frame})
+    return str(path)
+
+
+def text(path: Path, content: str) -> str:
+    path.write_text(content)
+    return str(path)
+
+
+def lines(header: str, *rows: str) -> str:
+    return "\n".join([header, *rows, *(f"{i},{i * i % 7}" for i in range(60))]) + "\n"
+
+
+def tabular(**arguments: object) -> TabularDataModule:
+    return TabularDataModule(**{"batch_size": 16, **arguments})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npy", ".npz", ".parquet"])
+def test_every_format_gives_the_same_rows(tmp_path, suffix) -> None:
+    data = tabular(path=write(tmp_path / f"people{suffix}"))
+    assert data.dim == 3 and data.name == "people"  # before setup, as the command line links it
+    assert data.columns == (["0", "1", "2"] if suffix == ".npy" else list(TABLE))
+    data.setup()
+    parts = [data.split(key) for key in ("train", "val", "test")]
+    assert [len(part) for part in parts] == [160, 20, 20]
+    original = torch.cat(parts).double() * data.scale.double() + data.location.double()
+    expected = TABLE.to_numpy()
+    got = original.numpy()[np.argsort(original[:, 0])]
+    np.testing.assert_allclose(got, expected[np.argsort(expected[:, 0])], rtol=1e-5, atol=1e-4)
+
+
+def test_standardisation_uses_the_training_rows_only_and_is_undone_by_log_scale(tmp_path) -> None:
+    data = tabular(path=write(tmp_path / "a.csv"))
+    data.setup()
+    train = data.split("train").double()
+    assert torch.allclose(train.mean(dim=0), torch.zeros(3).double(), atol=1e-6)
+    assert torch.allclose(train.std(dim=0, correction=0), torch.ones(3).double(), atol=1e-6)
+    assert abs(float(data.split("val").mean())) > 1e-4
+    assert data.log_scale == pytest.approx(float(data.scale.double().log().sum()))
+    spread = train * data.scale.double() + data.location.double()
+    assert torch.allclose(spread.std(dim=0, correction=0), data.scale.double(), rtol=1e-5)
+
+
+def test_without_standardisation(tmp_path) -> None:
+    data = tabular(path=write(tmp_path / "a.csv"), standardize=False)
+    assert data.log_scale == 0.0 and torch.equal(data.location, torch.zeros(3))
+    assert data.split("train").mean(dim=0)[0] > 100
+
+
+def test_splits_are_disjoint_seeded_and_repeatable(tmp_path) -> None:
+    path = write(tmp_path / "a.csv")
+    one, two, other = tabular(path=path), tabular(path=path), tabular(path=path, data_seed=1)
+    joined = torch.cat([one.split(key) for key in ("train", "val", "test")])
+    assert len(torch.unique(joined, dim=0)) == 200
+    assert all(torch.equal(one.split(key), two.split(key)) for key in ("train", "val", "test"))
+    assert not torch.equal(one.split("train"), other.split("train"))
+    pairs = zip(one.train_dataloader(), two.train_dataloader(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert len(one.train_dataloader()) == 10
+    assert torch.equal(torch.cat(list(one.calibration_dataloader())), one.split("train"))
+
+
+def test_window_and_support(tmp_path) -> None:
+    data = tabular(path=write(tmp_path / "a.csv"))
+    with pytest.raises(RuntimeError, match=r"window of 'a' is computed from the data: call setup\(\) first"):
+        _ = data.window
+    with pytest.raises(RuntimeError, match="location"):
+        _ = data.location
+    train = data.split("train")
+    assert bool((data.window[0] < train.amin(dim=0)).all() and (data.window[1] > train.amax(dim=0)).all())
+    assert bool(torch.isinf(data.support).all()) and not data.has_log_prob and data.entropy is None
+
+
+@pytest.mark.parametrize("columns", [["count", "height"], [2, 0], ["count", 0]])
+@pytest.mark.parametrize("suffix", [".csv", ".npz", ".parquet"])
+def test_columns_by_name_and_position(tmp_path, suffix, columns) -> None:
+    data = tabular(path=write(tmp_path / f"a{suffix}"), columns=columns, standardize=False)
+    assert data.columns == ["count", "height"] and data.dim == 2
+    assert data.split("train")[:, 0].mean() > 300 and 150 < data.split("train")[:, 1].mean() < 190
+
+
+@pytest.mark.parametrize(
+    ("table", "dim"), [("load_iris", 4), ("load_wine", 13), ("load_breast_cancer", 30), ("load_diabetes", 10)]
+)
+def test_tables_of_scikit_learn(table, dim) -> None:
+    data = tabular(table=table)
+    assert data.dim == dim and data.name == table.removeprefix("load_")
+    assert data.split("train").dtype == torch.float32
+
+
+def test_columns_of_a_shipped_table() -> None:
+    data = tabular(table="load_iris", columns=["petal length (cm)", 0], standardize=False)
+    rows = torch.cat([data.split(key) for key in ("train", "val", "test")])
+    expected = load_iris().data[:, [2, 0]].astype(np.float32)
+    assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, expected.tolist()))
+
+
+def test_predict_rows_come_from_the_test_split_or_a_file_in_its_order(tmp_path) -> None:
+    path = write(tmp_path / "a.csv")
+    own = tabular(path=path, columns=["height", "weight"])
+    assert torch.equal(torch.cat(list(own.predict_dataloader())), own.split("test"))
+    new = TABLE[["weight", "count", "height"]].head(3)  # another order, and a constant would be no fault
+    data = tabular(path=path, columns=["height", "weight"], predict_path=write(tmp_path / "new.parquet", new))
+    rows = torch.cat(list(data.predict_dataloader())) * data.scale + data.location
+    np.testing.assert_allclose(rows.numpy(), new[["height", "weight"]].to_numpy(), rtol=1e-5)
+    assert torch.equal(data.split("test"), own.split("test"))
+
+
+def test_predict_rows_of_arrays_are_matched_by_position(tmp_path) -> None:
+    path = write(tmp_path / "a.npy")
+    data = tabular(path=path, columns=[1], predict_path=write(tmp_path / "b.csv"), standardize=False)
+    np.testing.assert_allclose(data.split("predict")[:, 0].numpy(), TABLE["weight"].to_numpy(), rtol=1e-6)
+
+
+def test_one_dimensional_array_is_one_column(tmp_path) -> None:
+    np.save(tmp_path / "a.npy", TABLE["height"].to_numpy())
+    assert tabular(path=str(tmp_path / "a.npy")).split("train").shape == (160, 1)
+
+
+def test_parquet_index_is_no_column(tmp_path) -> None:
+    TABLE.iloc[::-1].to_parquet(tmp_path / "a.parquet")
+    assert tabular(path=str(tmp_path / "a.parquet")).columns == list(TABLE)
+
+
+def test_hyperparameters_are_plain_for_a_path_object(tmp_path) -> None:
+    write(tmp_path / "a.csv")
+    data = TabularDataModule(path=tmp_path / "a.csv", columns=("height",), batch_size=8)  # type: ignore[arg-type]
+    torch.save(dict(data.hparams), tmp_path / "h.pt")
+    loaded = torch.load(tmp_path / "h.pt", weights_only=True)
+    assert loaded["path"] == str(tmp_path / "a.csv") and loaded["columns"] == ["height"]
+    assert torch.equal(TabularDataModule(**loaded).split("val"), data.split("val"))
+
+
+# Faults that the arguments or the header tell: refused at construction.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "exactly one of path .* and table .*load_iris.* got neither"),
+        ({"path": "a.csv", "table": "load_iris"}, "exactly one of .*got path='a.csv' and table='load_iris'"),
+        ({"table": "load_titanic"}, "unknown table 'load_titanic'; scikit-learn ships load_breast_cancer"),
+        ({"table": "load_iris", "columns": ["petal"]}, "no column 'petal'; known columns: 'sepal length"),
+        ({"table": "load_iris", "columns": [4]}, "no column 4; known"),
+        ({"table": "load_iris", "columns": [-1]}, "no column -1; known"),
+        ({"table": "load_iris", "columns": []}, "no columns to use"),
+        ({"table": "load_iris", "columns": [0, 0]}, "asked for twice"),
+        ({"table": "load_iris", "val_fraction": 0.0}, "val_fraction must be between 0 and 1, exclusive, got 0.0"),
+        ({"table": "load_iris", "test_fraction": 1.5}, "test_fraction must be"),
+        ({"table": "load_iris", "val_fraction": 0.5, "test_fraction": 0.5}, "leaves no training rows"),
+        ({"table": "load_iris", "batch_size": -2}, "batch_size must be an integer of at least 1, got -2"),
+    ],
+)
+def test_bad_arguments(arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        tabular(**arguments)
+
+
+def test_missing_file() -> None:
+    with pytest.raises(FileNotFoundError, match=r"no file 'nowhere\.csv'"):
+        tabular(path="nowhere.csv")
+    with pytest.raises(FileNotFoundError, match=r"no file 'nowhere\.csv'"):
+        tabular(table="load_iris", predict_path="nowhere.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "", "is empty"),
+        ("a.npy", "", "is empty"),
+        ("a.csv", "\n\n", "no header line"),
+        ("a.xlsx", "x", r"extension '\.xlsx'; supported are \.csv, \.npy, \.npz, \.parquet"),
+        ("a", "x", "extension ''"),
+        ("a.csv", "1.5,2\n3,4\n", "first line '1.5', '2' is numbers, not column names; put a header line on top"),
+        ("a.csv", "x;y\n3;4\n", "only column is named 'x;y'; columns must be separated by commas"),
+        ("a.csv", "x,y\n3,4,5\n", "header has 2 names but the first row has 3 values"),
+        ("a.csv", ",x\n0,4\n", r"position \[0\] have no name .*columns=\['x'\]"),
+        ("a.csv", "x,x\n0,4\n", r"name\(s\) \['x'\] occur more than once"),
+        ("a.npy", "not an array", r"cannot be read as a \.npy table"),
+        ("a.npz", "not an archive", r"cannot be read as a \.npz table"),
+        ("a.parquet", "not parquet", r"cannot be read as a \.parquet table"),
+    ],
+)
+def test_bad_headers(tmp_path, name, content, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        tabular(path=text(tmp_path / name, content))
+
+
+def test_directory(tmp_path) -> None:
+    with pytest.raises(ValueError, match="is a directory"):
+        tabular(path=str(tmp_path))
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".parquet"])
+def test_cut_off_file(tmp_path, suffix) -> None:
+    path = Path(write(tmp_path / f"a{suffix}"))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(ValueError, match=rf"a{suffix}' cannot be read as a {suffix} table \(damaged or cut off"):
+        tabular(path=str(path))
+
+
+def test_bad_arrays(tmp_path) -> None:
+    path = str(tmp_path / "a.npy")
+    for array, message in [
+        (np.zeros((2, 3, 4)), r"shape \(2, 3, 4\)"),
+        (np.array(["a", "b"]), "not real numbers"),
+        (np.zeros(3, dtype=complex), "complex128, not real"),
+        (np.array([{}, None], dtype=object), "holds object, not real"),
+    ]:
+        np.save(path, array)
+        with pytest.raises(ValueError, match=message):
+            tabular(path=path)
+    np.savez(tmp_path / "b.npz", x=np.zeros(3), y=np.zeros(4))
+    with pytest.raises(ValueError, match="one 2-D array, or several 1-D arrays of equal length"):
+        tabular(path=str(tmp_path / "b.npz"))
+
+
+def test_array_without_rows(tmp_path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((0, 3)))
+    with pytest.raises(ValueError, match="a: 0 rows are too few"):
+        tabular(path=str(tmp_path / "a.npy")).setup()
+
+
+def test_predict_file_lacks_a_column(tmp_path) -> None:
+    path = write(tmp_path / "a.csv")
+    with pytest.raises(ValueError, match=r"new\.csv' has no column 'weight'; known columns: 'height', 'count'"):
+        tabular(path=path, predict_path=write(tmp_path / "new.csv", TABLE[["height", "count"]]))
+
+
+# Faults that only the values tell: refused in setup.
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            lines("x,y", ",1", "nan,2", "3,inf"),
+            r"63 rows, .*'x' \(2 missing or NaN, 0 infinite\), 'y' \(0 missing or NaN, 1",
+        ),
+        (lines("x,y", "1,2", "1"), r"'y' \(1 missing"),
+        (lines("x,y", "1"), "header has 2 names but the first row has 1 values"),
+        (lines("x,y", "1,2", "1,2,3"), "more values|damaged or cut off"),
+        (lines("x,y", "1,two"), r"not numeric: 'y' \(row 0: 'two'\)"),
+        (lines("x,y", "1,2", '"3,4",5'), r"not numeric: 'x' \(row 1: '3,4'\)"),
+        (
+            "x,y\n" + "".join(f"{i},3.5\n" for i in range(60)),
+            r"constant column\(s\) in the 48 training rows: 'y' \(3.5\)",
+        ),
+        ("x,y\n", "too few"),
+        ("x,y\n1,2\n3,4\n", "2 rows are too few .*2 training, 0 validation, 0 test"),
+        ("x,y\n" + "".join(f"{i},{i}\n" for i in range(15)), "training split has 13 rows, fewer than batch_size 16"),
+    ],
+)
+def test_bad_values(tmp_path, content, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        tabular(path=text(tmp_path / "a.csv", content)).setup()
+
+
+def test_columns_can_leave_a_bad_column_out(tmp_path) -> None:
+    frame = TABLE.assign(label="a", empty=np.nan)
+    path = write(tmp_path / "a.parquet", frame)
+    assert tabular(path=path, columns=["height", "count"]).split("train").shape == (160, 2)
+    with pytest.raises(ValueError, match=r"not numeric: 'label' \(row 0: 'a'\); repair them or list other columns"):
+        tabular(path=path).setup()
+
+
+def test_constant_columns_of_a_shipped_table_are_named() -> None:
+    with pytest.raises(ValueError, match=r"constant column\(s\) .*'pixel_0_0' \(0\)"):
+        tabular(table="load_digits").setup()
+
+
+def test_rows_to_predict_are_checked_too(tmp_path) -> None:
+    path = write(tmp_path / "a.csv")
+    bad = TABLE.head(3).assign(weight=[1.0, np.nan, 2.0])
+    with pytest.raises(ValueError, match=r"new\.csv: 3 rows, .*'weight' \(1 missing"):
+        tabular(path=path, predict_path=write(tmp_path / "new.csv", bad)).setup()
+    with pytest.raises(ValueError, match="no rows to predict"):
+        tabular(path=path, predict_path=write(tmp_path / "none.csv", TABLE.head(0))).setup()
+
+
+def test_values_too_large_for_float32(tmp_path) -> None:
+    path = write(tmp_path / "a.npy", TABLE * 1e40)
+    with pytest.raises(ValueError, match=r"too large for float32: '0' \(.*e\+42\)"):
+        tabular(path=path, standardize=False).setup()

@@ -1,0 +1,122 @@
+import math
+
+import pytest
+import torch
+
+from lightning_lift.networks import ICNN, ConvexNetwork
+from lightning_lift.testing import NetworkContract
+from tests.problems import potential_of
+
+
+class TestSoftplus(NetworkContract):
+    def make(self, dim: int) -> ConvexNetwork:
+        return ICNN(dim, widths=(16, 12, 8), bias_std=0.3)
+
+
+class TestGaussianSoftplus(NetworkContract):
+    def make(self, dim: int) -> ConvexNetwork:
+        return ICNN(dim, widths=(16, 12), activation="gaussian_softplus", strong_convexity=0.1, bias_std=0.3)
+
+
+class TestRelu(NetworkContract):
+    def make(self, dim: int) -> ConvexNetwork:
+        return ICNN(dim, widths=(16, 12), activation="relu", bias_std=0.3)
+
+
+class TestDividedByFanIn(NetworkContract):
+    def make(self, dim: int) -> ConvexNetwork:
+        return ICNN(dim, (16, 12), divide_by_fan_in=True, weight_init="constant", free_weight_std=1.0, bias_std=1.0)
+
+
+class TestOneLayer(NetworkContract):
+    def make(self, dim: int) -> ConvexNetwork:
+        return ICNN(dim, widths=(16,), strong_convexity=0.0)
+
+
+def test_forward_is_the_stated_formula() -> None:
+    torch.manual_seed(0)
+    network = ICNN(2, widths=(5, 4), strong_convexity=0.3, bias_std=1.0).double()
+    p = {name: tensor.detach() for name, tensor in network.named_parameters()}
+    x = torch.randn(7, 2, dtype=torch.float64)
+    z = torch.log1p(torch.exp(x @ p["layers.0.input_weight"].T + p["layers.0.bias"]))
+    pre = z @ p["layers.1.hidden_weight"].T + x @ p["layers.1.input_weight"].T + p["layers.1.bias"]
+    z = torch.log1p(torch.exp(pre))
+    expected = z @ p["output_weight"] + x @ p["output_input_weight"] + 0.15 * x.square().sum(1)
+    torch.testing.assert_close(network(x), expected)
+
+
+def test_dividing_by_the_fan_in_keeps_the_effective_start() -> None:
+    networks = []
+    for divide in (False, True):
+        torch.manual_seed(0)
+        networks.append(ICNN(2, widths=(32, 16), divide_by_fan_in=divide))
+    x = torch.randn(5, 2)
+    torch.testing.assert_close(networks[1](x), networks[0](x))
+    stored = dict(networks[1].named_parameters())["layers.1.hidden_weight"]
+    effective = dict(networks[0].named_parameters())["layers.1.hidden_weight"]
+    torch.testing.assert_close(stored, 32 * effective)
+
+
+def test_folded_normal_start_has_mean_one_over_root_fan_in() -> None:
+    torch.manual_seed(0)
+    weight = dict(ICNN(1, widths=(256, 256)).named_parameters())["layers.1.hidden_weight"]
+    standard_error = float(weight.std()) / math.sqrt(weight.numel())
+    assert abs(float(weight.mean()) - 1 / 16) < 4 * standard_error
+
+
+def test_principled_start_has_the_published_moments() -> None:
+    torch.manual_seed(0)
+    n = 256
+    parameters = dict(ICNN(1, widths=(n, 1024), weight_init="principled").named_parameters())
+    weight, bias = parameters["layers.1.hidden_weight"].detach(), parameters["layers.1.bias"].detach()
+    denominator = 6 * (math.pi - 1) + (n - 1) * (3 * math.sqrt(3) + 2 * math.pi - 6)
+    assert float(weight.mean()) == pytest.approx(math.sqrt(6 * math.pi / (n * denominator)), rel=0.02)
+    assert float(weight.var()) == pytest.approx(1 / n, rel=0.1)  # heavy-tailed: 262,144 draws of a log-normal
+    assert torch.allclose(bias, torch.tensor(-math.sqrt(3 * n / denominator)))
+    assert (parameters["layers.0.bias"] == 0).all()
+
+
+def test_principled_start_keeps_the_signal_in_deep_networks() -> None:
+    """Over 10 layers, units stay centred with a spread of order one; the folded normal start explodes."""
+    spreads = {}
+    for how in ("principled", "folded_normal"):
+        torch.manual_seed(0)
+        network = ICNN(64, widths=(256,) * 10, activation="relu", weight_init=how, strong_convexity=0.0)
+        with torch.no_grad():
+            for layer in list(network.layers)[1:]:
+                layer.input_weight.zero_()
+            network.layers[0].input_weight.normal_(0.0, 1 / 8)
+            spreads[how] = float(network(torch.randn(512, 64)).std())
+    assert 1e-2 < spreads["principled"] < 1e2
+    assert spreads["folded_normal"] > 1e2 * spreads["principled"]
+
+
+def test_relu_is_refused_where_hessians_are_needed() -> None:
+    with pytest.raises(NotImplementedError, match="gaussian_softplus"):
+        potential_of(ICNN(2, (4,), activation="relu")).hessian(torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dim": 0}, "dim=0"),
+        ({"widths": ()}, "at least one hidden layer"),
+        ({"widths": (8, 0)}, r"widths=\[8, 0\]"),
+        ({"strong_convexity": -1.0}, "strong_convexity=-1.0"),
+        ({"strong_convexity": math.nan}, "strong_convexity=nan"),
+        ({"free_weight_std": -1.0}, "free_weight_std=-1.0"),
+        ({"bias_std": -0.5}, "bias_std=-0.5"),
+        ({"activation": "tanh"}, "'tanh'"),
+        ({"weight_init": "zeros"}, "'zeros'"),
+        ({"weight_init": "constant", "weight_init_value": -1.0}, "weight_init_value=-1.0"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ICNN(**{"dim": 2, **arguments})
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 2, 1)])
+def test_points_of_the_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"expected \(N, 2\)"):
+        ICNN(2, (4,))(torch.zeros(shape))

@@ -1,0 +1,167 @@
+import copy
+
+import pytest
+import torch
+
+from lightning_lift.networks import ICNN
+from lightning_lift.parameterizations import Lift, Parameterization
+from lightning_lift.parameterizations.body import body_fingerprint, standardize_code
+from lightning_lift.testing import ParameterizationContract
+
+
+class TestLift(ParameterizationContract):
+    def make(self) -> Parameterization:
+        return Lift()
+
+
+class TestLiftWithHiddenEmission(ParameterizationContract):
+    def make(self) -> Parameterization:
+        return Lift(body_widths=(16, 8), emission_width=12)
+
+
+class TestLiftOfEverything(ParameterizationContract):
+    def make(self) -> Parameterization:
+        return Lift(emit="all")
+
+
+class TestLiftFromTheReferenceStart(ParameterizationContract):
+    matched_start = False
+
+    def make(self) -> Parameterization:
+        return Lift(slack_start=-2.0, slack_std=0.5, standardize_summary=False)
+
+
+def bound(**arguments: object) -> Lift:
+    torch.manual_seed(0)
+    return Lift(**{"slack_start": -2.0, **arguments}).bind(ICNN(2, (8, 8)))
+
+
+def test_latent_is_slack_plus_emission_of_the_mean_code() -> None:
+    lift = bound()
+    batch = torch.randn(10, 2)
+    code = standardize_code(lift.body(batch).mean(0))
+    torch.testing.assert_close(lift.latent(batch), lift.slack + lift.emission.weight @ code)
+
+
+def test_code_does_not_depend_on_the_order_of_the_batch() -> None:
+    lift, batch = bound(), torch.randn(64, 2)
+    torch.testing.assert_close(lift.latent(batch.flip(0)), lift.latent(batch), rtol=1e-5, atol=1e-6)
+
+
+def test_slack_has_unit_derivative() -> None:
+    lift, batch = bound(), torch.randn(10, 2)
+    vector = torch.randn(lift.num_weights)
+    (slope,) = torch.autograd.grad(lift.latent(batch) @ vector, lift.slack)
+    assert torch.equal(slope, vector)
+
+
+def test_constant_slack_start() -> None:
+    assert torch.equal(bound().slack, torch.full((8 * 8 + 8,), -2.0))
+    spread = bound(slack_std=0.5).slack
+    assert 0.3 < float(spread.std()) < 0.7
+
+
+def test_emitting_everything_leaves_no_parameter_on_the_network() -> None:
+    network = ICNN(2, (8, 8))
+    expected = {name: p.detach().clone() for name, p in network.named_parameters()}
+    lift = Lift(emit="all").bind(network)
+    assert not list(network.parameters())
+    weights = lift.weights(torch.randn(5, 2))
+    assert set(weights) == set(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-6, atol=0.0)
+    assert lift.num_weights == sum(expected[name].numel() for name in lift.names)
+
+
+def test_reference_summary_is_the_mean_over_all_rows_however_they_are_cut() -> None:
+    lift, rows = bound(), torch.randn(100, 2)
+    lift.calibrate([rows])
+    whole = lift.reference_summary
+    lift.calibrate([rows[:7], rows[7:90], rows[90:]])
+    torch.testing.assert_close(lift.reference_summary, whole, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(whole, lift.body(rows).mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_training_mode_needs_a_batch() -> None:
+    with pytest.raises(ValueError, match=r"eval\(\)"):
+        bound().latent()
+
+
+def test_evaluation_without_calibration_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="calibrate"):
+        bound().eval().latent()
+
+
+def test_a_summary_of_other_body_weights_is_an_error() -> None:
+    lift = bound()
+    lift.calibrate([torch.randn(20, 2)])
+    assert not lift.is_stale
+    with torch.no_grad():
+        next(lift.body.parameters()).add_(1e-3)
+    assert lift.is_stale
+    with pytest.raises(RuntimeError, match="other body weights"):
+        lift.eval().latent()
+
+
+def test_slack_and_emission_may_move_without_recalibration() -> None:
+    lift = bound()
+    lift.calibrate([torch.randn(20, 2)])
+    with torch.no_grad():
+        lift.slack.add_(1.0)
+        lift.emission.weight.mul_(2.0)
+    assert not lift.is_stale
+
+
+def test_calibration_under_inference_mode_leaves_trainable_numbers() -> None:
+    lift = bound()
+    with torch.inference_mode():
+        lift.calibrate([torch.randn(20, 2)])
+    lift.eval().latent().sum().backward()
+    assert lift.slack.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"), [([], "no rows"), ([torch.tensor([[1.0, float("nan")]])], "NaN")], ids=["none", "nan"]
+)
+def test_bad_calibration_rows(rows: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bound().calibrate(rows)
+
+
+def test_calibrating_a_state_dictionary_equals_calibrating_its_module() -> None:
+    live, other = bound(), bound()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+    state = {f"p.{name}": tensor for name, tensor in copy.deepcopy(other.state_dict()).items()}
+    rows = [torch.randn(30, 2)]
+    assert live.is_state_stale(state, "p.")
+    live.calibrate_state(state, "p.", rows)
+    assert not live.is_state_stale(state, "p.")
+    other.calibrate(rows)
+    torch.testing.assert_close(state["p._extra_state"]["reference_summary"], other.reference_summary.detach())
+    assert live.is_stale, "the live module is as it was"
+
+
+def test_fingerprint_survives_float64_and_back() -> None:
+    body = bound().body
+    before = body_fingerprint(body)
+    assert body_fingerprint(body.double()) == before
+    assert body_fingerprint(body.float()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"emit": "some"}, "emit='some'"),
+        ({"slack_start": "zero"}, "slack_start='zero'"),
+        ({"slack_start": float("nan")}, "slack_start=nan"),
+        ({"slack_start": "matched", "slack_std": 1.0}, "slack_std=1.0"),
+        ({"emission_width": 0}, "emission_width=0"),
+        ({"body_widths": ()}, "body_widths"),
+        ({"readout": "tanh"}, "'tanh'"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bound(**arguments)
