@@ -191,7 +191,7 @@ class ConvexModule(L.LightningModule):
         self.calibrate()
 
     def teardown(self, stage: str) -> None:
-        """Removes the projection hooks, also after an interrupted fit."""
+        """Removes the projection hooks."""
         self._remove_projection_hooks()
 
     def _remove_projection_hooks(self) -> None:

@@ -48,17 +48,45 @@ class DensityModule(ConvexModule):
     def frozen(self) -> FrozenDensity:
         """The density under the weights of evaluation, with ``log_prob(x)`` and ``sample(n)`` in original units."""
 
+    def begin_evaluation(self, stage: str) -> None:
+        """Called once at the start of each evaluation, under its weights; by default does nothing.
+
+        Args:
+            stage: ``val``, ``test`` or ``predict``.
+        """
+
+    def end_evaluation(self) -> None:
+        """Called at the end of each evaluation that is not interrupted; by default does nothing."""
+
+    def on_validation_epoch_start(self) -> None:
+        """Calibrates, and logs ``val/total_variation`` where the truth is known.
+
+        Not at the end: by then weight averaging has put the trained weights back.
+        """
+        super().on_validation_epoch_start()
+        self.begin_evaluation("val")
+        truth = self._on_truth_grid()
+        if truth is not None:
+            self.log("val/total_variation", total_variation(*truth), prog_bar=True)
+
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         """Accumulates the negative log-likelihood of held-out rows."""
         self.val_nll.update(self.log_prob(batch))
 
     def on_validation_epoch_end(self) -> None:
-        """Logs ``val/nll`` and, where the truth is known, ``val/total_variation``."""
+        """Logs ``val/nll``."""
         self.log("val/nll", self.val_nll.compute(), prog_bar=True)
         self.val_nll.reset()
+        self.end_evaluation()
+
+    def on_test_epoch_start(self) -> None:
+        """Logs the distances to the truth where it is known."""
+        self.begin_evaluation("test")
         truth = self._on_truth_grid()
         if truth is not None:
-            self.log("val/total_variation", total_variation(*truth), prog_bar=True)
+            self.log("test/total_variation", total_variation(*truth))
+            self.log("test/kl_divergence", kl_divergence(*truth))
+            self.log("test/hellinger_distance", hellinger_distance(*truth))
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
         """Accumulates the negative log-likelihood of test rows."""
@@ -67,7 +95,7 @@ class DensityModule(ConvexModule):
         self.test_nll_standard_error.update(log_prob)
 
     def on_test_epoch_end(self) -> None:
-        """Logs the test metrics."""
+        """Logs the negative log-likelihood in training and original units, its standard error and its excess."""
         nll = self.test_nll.compute()
         self.log("test/nll", nll)
         self.log("test/nll_standard_error", self.test_nll_standard_error.compute())
@@ -77,11 +105,15 @@ class DensityModule(ConvexModule):
             self.log("test/excess_nll", nll - entropy)
         self.test_nll.reset()
         self.test_nll_standard_error.reset()
-        truth = self._on_truth_grid()
-        if truth is not None:
-            self.log("test/total_variation", total_variation(*truth))
-            self.log("test/kl_divergence", kl_divergence(*truth))
-            self.log("test/hellinger_distance", hellinger_distance(*truth))
+        self.end_evaluation()
+
+    def on_predict_epoch_start(self) -> None:
+        """Starts an evaluation."""
+        self.begin_evaluation("predict")
+
+    def on_predict_epoch_end(self) -> None:
+        """Ends it."""
+        self.end_evaluation()
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """Log-density of each row in original units, shape (N,)."""

@@ -81,11 +81,17 @@ class LogConcaveEBM(DensityModule):
         check_points(x, self.dim)
         with self._evaluation_mode():
             potential = self.potential()
-            estimate = self._estimate or self.partition.evaluate(potential)
+            estimate = self._evaluations_estimate() or self.partition.evaluate(potential)
             log_prob = -potential.value(x) - estimate.log_partition
         low, high = self.support.to(x)
         inside = ((x >= low) & (x <= high)).all(1)
         return torch.where(inside, log_prob, -torch.inf)
+
+    def _evaluations_estimate(self) -> PartitionEstimate | None:
+        # Only inside the evaluation that made it: an interrupted one leaves it behind, and the weights move on.
+        trainer = self._trainer
+        inside = trainer is not None and (trainer.evaluating or trainer.predicting or trainer.sanity_checking)
+        return self._estimate if inside else None
 
     @torch.no_grad()
     def sample(self, num_samples: int, seed: int = 0) -> Tensor:
@@ -108,42 +114,19 @@ class LogConcaveEBM(DensityModule):
         log_partition = self.partition.evaluate(potential).log_partition
         return FrozenDensity(energy, log_partition, self.location, self.scale, self.support, self.partition)
 
-    # log Z is the same for every batch of one evaluation: estimated once, at its start.
+    def begin_evaluation(self, stage: str) -> None:
+        """Estimates log Z once: it is the same for every batch of an evaluation.
 
-    def on_validation_epoch_start(self) -> None:
-        """Calibrates, then estimates log Z once."""
-        super().on_validation_epoch_start()
-        self._begin_evaluation("val")
-
-    def on_validation_epoch_end(self) -> None:
-        """Logs the metrics."""
-        super().on_validation_epoch_end()
-        self._estimate = None
-
-    def on_test_epoch_start(self) -> None:
-        """Estimates log Z once."""
-        self._begin_evaluation("test")
-
-    def on_test_epoch_end(self) -> None:
-        """Logs the metrics."""
-        super().on_test_epoch_end()
-        self._estimate = None
-
-    def on_predict_epoch_start(self) -> None:
-        """Estimates log Z once."""
-        self._begin_evaluation(None)
-
-    def on_predict_epoch_end(self) -> None:
-        """Forgets the estimate of log Z."""
-        self._estimate = None
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Forgets the estimate of log Z of an interrupted evaluation."""
-        self._estimate = None
-
-    def _begin_evaluation(self, stage: str | None) -> None:
-        self._estimate = self.partition.evaluate(self.potential())
-        if stage is not None:
+        Args:
+            stage: ``val``, ``test`` or ``predict``.
+        """
+        with self._evaluation_mode():
+            self._estimate = self.partition.evaluate(self.potential())
+        if stage != "predict":
             self.log(f"{stage}/log_partition", self._estimate.log_partition)
             for name, figure in self._estimate.diagnostics.items():
                 self.log(f"{stage}/{name}", figure)
+
+    def end_evaluation(self) -> None:
+        """Forgets that log Z: the weights may move now."""
+        self._estimate = None

@@ -1,0 +1,157 @@
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+
+from datamodules import GumbelDataModule
+from lightning_lift.modules import LogConcaveEBM
+from lightning_lift.networks import ICNN
+from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
+from lightning_lift.parameterizations.body import body_fingerprint
+from lightning_lift.testing import ModuleContract
+
+
+def make(parameterization: Any = Lift, widths: tuple[int, ...] = (8, 8)) -> LogConcaveEBM:
+    return LogConcaveEBM(1, functools.partial(ICNN, widths=widths), parameterization, learning_rate=1e-2)
+
+
+def data(**arguments: Any) -> GumbelDataModule:
+    sizes = {"batch_size": 32, "batches_per_epoch": 5, "num_val": 100, "num_test": 100, "num_calibration": 128}
+    return GumbelDataModule(**{**sizes, **arguments})
+
+
+def trainer(folder: Path, **settings: Any) -> Any:
+    return ModuleContract()._trainer(**{"enable_checkpointing": True, "default_root_dir": folder, **settings})
+
+
+def saved(folder: Path, parameterization: Any = Lift, **settings: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    module = make(parameterization)
+    run = trainer(folder, **settings)
+    run.fit(module, datamodule=data())
+    run.save_checkpoint(folder / "x.ckpt")
+    return torch.load(folder / "x.ckpt", weights_only=True)
+
+
+def test_version_and_format_are_written(tmp_path: Path) -> None:
+    assert saved(tmp_path)["lightning_lift"] == {"version": "0.1.0", "format": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.pop("lightning_lift"), "no checkpoint of lightning_lift"),
+        (lambda c: c["lightning_lift"].update(format=99, version="9.9"), "format 99 .*9.9"),
+        (lambda c: c["state_dict"].pop("network.layers.0.bias"), r"lacks \['network.layers.0.bias'\]"),
+        (lambda c: c["state_dict"].update(extra=torch.ones(1)), r"has \['extra'\]"),
+        (lambda c: c["state_dict"].update({"network.layers.0.bias": torch.ones(3)}), r"shape \(3,\).*\(8,\)"),
+    ],
+    ids=["foreign", "format", "missing", "unknown", "shape"],
+)
+def test_what_does_not_fit_is_one_clear_error(tmp_path: Path, change: Any, message: str) -> None:
+    checkpoint = saved(tmp_path)
+    change(checkpoint)
+    torch.save(checkpoint, tmp_path / "bad.ckpt")
+    with pytest.raises(ValueError, match=message):
+        LogConcaveEBM.load_from_checkpoint(tmp_path / "bad.ckpt", weights_only=True)
+
+
+def test_a_checkpoint_of_another_parameterization_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, DirectSoftplus)
+    with pytest.raises(ValueError, match="another network or parameterization"):
+        trainer(tmp_path).test(make(Lift), datamodule=data(), ckpt_path=tmp_path / "x.ckpt", weights_only=True)
+
+
+def test_every_set_of_weights_carries_the_summary_of_its_own_body(tmp_path: Path) -> None:
+    checkpoint = saved(tmp_path, callbacks=[EMAWeightAveraging(decay=0.9)], max_steps=12)
+    live = make()
+    fingerprints = set()
+    for key in ("state_dict", "current_model_state"):
+        if key in checkpoint:
+            assert not live.parameterization.is_state_stale(checkpoint[key], "parameterization.")
+            fingerprints.add(checkpoint[key]["parameterization._extra_state"]["fingerprint"])
+    assert fingerprints
+
+
+def test_step_checkpoints_under_averaging_hold_two_fresh_summaries(tmp_path: Path) -> None:
+    steps = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=4, save_top_k=-1, filename="{step}")
+    saved(tmp_path, callbacks=[EMAWeightAveraging(decay=0.9), steps], max_steps=12)
+    checkpoint = torch.load(tmp_path / "step=8.ckpt", weights_only=True)
+    states = [checkpoint[key]["parameterization._extra_state"] for key in ("state_dict", "current_model_state")]
+    assert states[0]["fingerprint"] != states[1]["fingerprint"]
+    assert not torch.equal(states[0]["reference_summary"], states[1]["reference_summary"])
+    module = LogConcaveEBM.load_from_checkpoint(tmp_path / "step=8.ckpt", weights_only=True)
+    assert not module.parameterization.is_stale
+    assert body_fingerprint(module.parameterization.body) == states[0]["fingerprint"]
+
+
+@pytest.mark.parametrize("averaging", [False, True], ids=["plain", "averaged"])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_step_checkpoints_of_projected_gradient_never_hold_a_negative_weight(
+    tmp_path: Path, averaging: bool, accumulate: int
+) -> None:
+    steps = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    average: list[Any] = [EMAWeightAveraging(decay=0.9)] if averaging else []
+    torch.manual_seed(0)
+    module = LogConcaveEBM(1, functools.partial(ICNN, widths=(8, 8)), ProjectedGradient, learning_rate=0.3)
+    run = trainer(tmp_path, callbacks=[*average, steps], accumulate_grad_batches=accumulate, max_steps=10)
+    run.fit(module, datamodule=data(batches_per_epoch=50))
+    files = sorted(tmp_path.glob("step=*.ckpt"))
+    assert len(files) == 10
+    zeros = 0
+    for file in files:
+        checkpoint = torch.load(file, weights_only=True)
+        for key in ("state_dict", "current_model_state"):
+            if key in checkpoint:
+                weights = checkpoint[key]["parameterization.flat_weights"]
+                assert (weights >= 0).all(), (file.name, key)
+                zeros += int((weights == 0).sum())
+    assert zeros > 0, "no weight was ever at the boundary: the test would pass without a projection"
+
+
+def test_averaged_summary_belongs_to_the_averaged_body_in_validation(tmp_path: Path) -> None:
+    stale: list[bool] = []
+
+    class Watched(LogConcaveEBM):
+        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            stale.append(self.parameterization.is_stale)
+            super().validation_step(batch, batch_idx)
+
+    module = Watched(1, functools.partial(ICNN, widths=(8, 8)), Lift, learning_rate=1e-2)
+    run = trainer(tmp_path, callbacks=[EMAWeightAveraging(decay=0.9)], max_steps=15)
+    run.fit(module, datamodule=data())
+    assert stale
+    assert not any(stale)
+    assert not module.parameterization.is_stale, "fit ends with the averaged weights and their summary"
+
+
+def test_test_in_a_new_process_needs_no_training_data(tmp_path: Path) -> None:
+    class OnlyTest(GumbelDataModule):
+        def train_dataloader(self) -> Any:
+            raise AssertionError("training data were asked for")
+
+        calibration_dataloader = train_dataloader
+
+    torch.manual_seed(0)
+    module = make()
+    run = trainer(tmp_path, max_steps=10)
+    run.fit(module, datamodule=data())
+    expected = run.test(module, datamodule=data(), verbose=False)[0]
+    run.save_checkpoint(tmp_path / "x.ckpt")
+    again = LogConcaveEBM.load_from_checkpoint(tmp_path / "x.ckpt", weights_only=True)
+    rows = OnlyTest(batch_size=32, batches_per_epoch=5, num_val=100, num_test=100, num_calibration=128)
+    assert trainer(tmp_path).test(again, datamodule=rows, verbose=False)[0] == expected
+
+
+def test_fit_on_bare_loaders_with_a_lift_says_what_is_missing(tmp_path: Path) -> None:
+    rows = torch.randn(4, 16, 1)
+    with pytest.raises(RuntimeError, match="calibration_dataloader"):
+        trainer(tmp_path).fit(make(), rows, rows)
+
+
+def test_fit_on_bare_loaders_works_without_a_lift(tmp_path: Path) -> None:
+    rows = torch.randn(4, 16, 1)
+    trainer(tmp_path).fit(make(DirectSoftplus), rows, rows)
