@@ -10,15 +10,16 @@ from typing import Any
 import lightning as L
 import torch
 from jsonargparse import ActionYesNo, Namespace, set_parsing_settings
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ProgressBar, RichModelSummary, RichProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_warn
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import datamodules  # noqa: F401  # so that short class names resolve
 from lightning_lift import __version__
 from lightning_lift.callbacks import PredictionWriter, RunSummary
 from lightning_lift.modules import ConvexModule
+from lightning_lift.modules.checkpoints import check_stamp
 from lightning_lift.parameterizations import names  # noqa: F401  # short names of the parameterizations
 
 _TRACEBACK = "LIGHTNING_LIFT_TRACEBACK"
@@ -125,12 +126,13 @@ def _check_checkpoint_path(path: str, subcommand: str) -> None:
             f"--ckpt_path {path}: no such file; the checkpoints of a run lie in its directory under checkpoints/."
         )
     try:
-        torch.load(path, weights_only=True, map_location="cpu")
+        checkpoint = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
         raise ValueError(
             f"--ckpt_path {path} cannot be read as a checkpoint ({type(error).__name__}): it is truncated or of "
             "another program; give a file that fit wrote."
         ) from error
+    check_stamp(checkpoint if isinstance(checkpoint, dict) else {})
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from lightning_lift.callbacks.cross_covariance import CrossCovariance
 from lightning_lift.callbacks.density_figure import DensityFigure
+from lightning_lift.callbacks.path_conditioning import PathConditioning
 from lightning_lift.callbacks.periodic import PeriodicCallback
 from lightning_lift.callbacks.prediction_writer import PredictionWriter
 from lightning_lift.callbacks.run_summary import RunSummary
@@ -11,6 +12,7 @@ from lightning_lift.callbacks.weight_histograms import WeightHistograms
 __all__ = [
     "CrossCovariance",
     "DensityFigure",
+    "PathConditioning",
     "PeriodicCallback",
     "PredictionWriter",
     "RunSummary",

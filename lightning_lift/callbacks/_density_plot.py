@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
+_FEW_ROWS = 2000  # fewer are drawn as points: a histogram in the plane would be mostly empty
+
 
 @dataclass(frozen=True)
 class DensityPicture:
@@ -58,7 +60,7 @@ def _draw_line(picture: DensityPicture) -> Figure:
         top = min(top, 1.5 * float(picture.truth.max()))
         top = max(top, float(picture.truth.max()))
     elif picture.rows is not None:
-        heights, edges = histogram(picture.rows, (x,), bins=60)
+        heights, edges = histogram(picture.rows, (x,), _num_bins(len(picture.rows), 60))
         axes.stairs(heights, edges[0], fill=True, color="0.8", label=f"held-out data ({len(picture.rows)} rows)")
         top = max(min(top, 2.0 * float(heights.max())), float(heights.max()))
     axes.plot(x, picture.model, color="C0", linewidth=1.8, label="model")
@@ -75,10 +77,10 @@ def _draw_plane(picture: DensityPicture) -> Figure:
     figure = Figure(figsize=(9.2, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     x, y = picture.axes
-    reference = picture.truth
+    reference, rows = picture.truth, picture.rows
     edges: tuple[Array, ...] = ()
-    if reference is None and picture.rows is not None:
-        reference, edges = histogram(picture.rows, (x, y), bins=40)
+    if reference is None and rows is not None and len(rows) >= _FEW_ROWS:
+        reference, edges = histogram(rows, (x, y), _num_bins(len(rows), 40))
     # One scale for both panels, set by the reference where there is one: equal colours are equal densities.
     top = float(reference.max()) if reference is not None and reference.max() > 0.0 else float(picture.model.max())
     levels = np.linspace(0.0, top if top > 0.0 else 1.0, 11)
@@ -86,9 +88,14 @@ def _draw_plane(picture: DensityPicture) -> Figure:
     if picture.truth is not None:
         left.contourf(x, y, picture.truth.T, **style)
         left.set_title("truth")
-    elif reference is not None and picture.rows is not None:
-        left.pcolormesh(edges[0], edges[1], reference.T, cmap="viridis", vmin=0.0, vmax=levels[-1])
-        left.set_title(f"held-out data ({len(picture.rows)} rows)")
+    elif rows is not None:
+        left.set_title(f"held-out data ({len(rows)} rows)")
+        if reference is not None:
+            left.pcolormesh(edges[0], edges[1], reference.T, cmap="viridis", vmin=0.0, vmax=levels[-1])
+        else:
+            left.contour(x, y, picture.model.T, levels=levels[1:], cmap="viridis", linewidths=0.8)
+            left.scatter(rows[:, 0], rows[:, 1], s=8.0, color="C3", linewidths=0.0)
+            left.set_title(f"{len(rows)} held-out rows, model's contours")
     filled = right.contourf(x, y, picture.model.T, **style)
     right.contour(x, y, picture.model.T, levels=levels[1:], colors="white", linewidths=0.4)
     right.set_title("model")
@@ -100,6 +107,11 @@ def _draw_plane(picture: DensityPicture) -> Figure:
     left.set_ylabel(picture.columns[1])
     figure.suptitle(picture.title)
     return figure
+
+
+def _num_bins(num_rows: int, most: int) -> int:
+    """Rice's rule, 2 N^(1/3), within 5 and ``most``: few rows in many bins would be noise."""
+    return int(np.clip(2.0 * num_rows ** (1.0 / 3.0), 5, most))
 
 
 def histogram(rows: Array, axes: tuple[Array, ...], bins: int) -> tuple[Array, tuple[Array, ...]]:

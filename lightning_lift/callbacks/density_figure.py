@@ -140,7 +140,7 @@ class DensityFigure(WarnsOnce):
         names = getattr(data, "columns", None)
         if names is None or len(names) != data.dim:
             names = ["x"] if data.dim == 1 else [f"x{i + 1}" for i in range(data.dim)]
-        when = f"after {trainer.global_step} steps" if stage == "val" else "test"
+        when = f"step {trainer.global_step}" if stage == "val" else "test"
         return DensityPicture(
             axes=tuple((location[i] + scale[i] * line).numpy() for i, line in enumerate(lines)),
             model=density(log_model),

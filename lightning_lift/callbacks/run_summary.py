@@ -63,7 +63,7 @@ class RunSummary(L.Callback):
     def _finish(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> dict[str, float]:
         prefix = "val/" if stage == "fit" else "test/"
         metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith((prefix, "train/"))}
-        if not trainer.is_global_zero or trainer.fast_dev_run:
+        if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
             return metrics
         directory = run_directory(trainer)
         seconds = time.monotonic() - self._started.get(stage, time.monotonic())

@@ -81,6 +81,9 @@ class ConvexModule(L.LightningModule):
         assert frame is not None
         self.save_hyperparameters(frame=frame.f_back)
         stored = {name: plain(name, value) for name, value in self.hparams.items()}
+        # The command line's own instantiator would hand this constructor objects that cannot be stored again; the plain
+        # forms are what it reads itself.
+        stored.pop("_instantiator", None)
         if "_class_path" not in stored and inspect.getfullargspec(type(self).__init__).varkw is None:
             stored["_class_path"] = f"{type(self).__module__}.{type(self).__qualname__}"  # lets the CLI load it
         self.hparams.clear()

@@ -50,15 +50,14 @@ def refresh_summaries(
         parameterization.calibrate_state(checkpoint[key], prefix, batches)
 
 
-def check_checkpoint(checkpoint: dict[str, Any], module: nn.Module) -> None:
-    """Refuses a checkpoint that does not fit, before any weight is loaded.
+def check_stamp(checkpoint: dict[str, Any]) -> None:
+    """Refuses a checkpoint of another program or of another format.
 
     Args:
         checkpoint: as it was read.
-        module: that is to receive it.
 
     Raises:
-        ValueError: not of this package, of another format, or of another network or parameterization.
+        ValueError: as said.
     """
     stamp = checkpoint.get(KEY)
     if stamp is None:
@@ -71,6 +70,19 @@ def check_checkpoint(checkpoint: dict[str, Any], module: nn.Module) -> None:
             f"the checkpoint has format {stamp.get('format')} (written by lightning_lift {stamp.get('version')}) and "
             f"version {__version__} reads format {FORMAT}: install the version that wrote it, or train again."
         )
+
+
+def check_checkpoint(checkpoint: dict[str, Any], module: nn.Module) -> None:
+    """Refuses a checkpoint that does not fit, before any weight is loaded.
+
+    Args:
+        checkpoint: as it was read.
+        module: that is to receive it.
+
+    Raises:
+        ValueError: not of this package, of another format, or of another network or parameterization.
+    """
+    check_stamp(checkpoint)
     theirs, ours = checkpoint["state_dict"], module.state_dict()
     missing, unknown = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
     if missing or unknown:

@@ -1,7 +1,9 @@
 """Factories as plain data: what a checkpoint stores of a class or a partial, and back."""
 
+import contextlib
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +14,8 @@ def plain(name: str, value: Any) -> Any:
     """The plain form of a hyperparameter, which loads with ``weights_only=True``.
 
     Numbers, strings, None and containers of them stay; an importable class becomes ``{class_path, init_args}``, and so
-    does a ``functools.partial`` of one with keyword arguments.
+    does a ``functools.partial`` of one with keyword arguments. The plain defaults of its constructor are stored too:
+    a later version, or a configuration file beside the checkpoint, must not change what was trained.
 
     Args:
         name: of the hyperparameter, for the error.
@@ -28,9 +31,9 @@ def plain(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(f"{name}.{key}", item) for key, item in value.items()}
     if isinstance(value, functools.partial) and not value.args and isinstance(value.func, type):
-        return {"class_path": _class_path(name, value.func), "init_args": plain(name, value.keywords)}
+        return _described(name, value.func, value.keywords)
     if isinstance(value, type):
-        return {"class_path": _class_path(name, value), "init_args": {}}
+        return _described(name, value, {})
     raise TypeError(
         f"{name}={value!r} cannot be stored in a checkpoint: give an importable class, or functools.partial(Class, "
         "key=value), instead of a lambda, a function or a built object."
@@ -56,6 +59,15 @@ def factory(name: str, value: Any) -> Callable[..., Any]:
             f"{name}={value!r}: give a class or a functools.partial of one (a factory, not a built object)."
         )
     return value  # type: ignore[no-any-return]
+
+
+def _described(name: str, cls: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = {}
+    for parameter in inspect.signature(cls).parameters.values():
+        with contextlib.suppress(TypeError):
+            if parameter.default is not parameter.empty:
+                defaults[parameter.name] = plain(name, parameter.default)
+    return {"class_path": _class_path(name, cls), "init_args": {**defaults, **plain(name, keywords)}}
 
 
 def _class_path(name: str, cls: type) -> str:

@@ -35,6 +35,8 @@ class Lift(Parameterization):
         slack_start: ``matched`` starts from the network's own initial weights (emission zero), the common start of
             fair comparisons; a number starts every slack there, with a randomly initialised emission.
         slack_std: spread of the slack around a numeric ``slack_start``.
+        use_slack: False leaves the slack out (the control "body without slack"): the start is then the random emission
+            of the code and cannot be set, so such a lift has no common start with other parameterizations.
         readout: psi: ``softplus``, ``floored_relu``, ``exp`` or ``square``.
         beta: sharpness of the softplus readout.
         floor: smallest weight that can be set; None for the readout's default.
@@ -42,8 +44,6 @@ class Lift(Parameterization):
     Raises:
         ValueError: arguments that do not fit, each by name.
     """
-
-    slack: nn.Parameter
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class Lift(Parameterization):
         emit: Literal["constrained", "all"] = "constrained",
         slack_start: Literal["matched"] | float = "matched",
         slack_std: float = 0.0,
+        use_slack: bool = True,
         readout: ReadoutName = "softplus",
         beta: float = 1.0,
         floor: float | None = None,
@@ -66,6 +67,8 @@ class Lift(Parameterization):
             raise ValueError(f"slack_start={slack_start}: must be finite.")
         if not slack_std >= 0.0 or (slack_std and slack_start == "matched"):
             raise ValueError(f"slack_std={slack_std}: give a spread >= 0, and only beside a numeric slack_start.")
+        if not use_slack and slack_start != "matched":
+            raise ValueError(f"slack_start={slack_start} with use_slack=False: there is no slack to start there.")
         if emission_width is not None and emission_width < 1:
             raise ValueError(f"emission_width={emission_width}: at least one unit, or None for no hidden layer.")
         self.body_widths = tuple(body_widths)
@@ -74,6 +77,7 @@ class Lift(Parameterization):
         self.emit = emit
         self.slack_start = slack_start
         self.slack_std = slack_std
+        self.use_slack = use_slack
         self.readout = make_readout(readout, beta, floor)
         # Plain attributes in the extra state, not buffers: weight averaging blends buffers, and a blended summary
         # belongs to no body.
@@ -90,11 +94,12 @@ class Lift(Parameterization):
             width = self.emission_width
         self.emission_hidden = nn.Sequential(*hidden).to(initial)
         self.emission = nn.Linear(width, initial.numel(), bias=False).to(initial)
-        self.slack = nn.Parameter(initial.new_empty(initial.shape))
-        if isinstance(self.slack_start, str):
-            self._set_weights(initial)
-        else:
-            nn.init.normal_(self.slack, self.slack_start, self.slack_std)
+        if self.use_slack:
+            self.slack = nn.Parameter(initial.new_empty(initial.shape))
+            if isinstance(self.slack_start, str):
+                self._set_weights(initial)
+            else:
+                nn.init.normal_(self.slack, self.slack_start, self.slack_std)
         if self.emit == "constrained":
             return ()
         self._free_shapes = {name: tensor.shape for name, tensor in free.items()}
@@ -121,7 +126,7 @@ class Lift(Parameterization):
                     "the lift in training mode conditions on the batch, and none was given: pass the batch, or call "
                     "eval() to use the reference summary."
                 )
-            summary = pooled_mean(self.body(batch.detach().to(self.slack.dtype)))
+            summary = pooled_mean(self.body(batch.detach().to(self.emission.weight.dtype)))
         else:
             summary = self.reference_summary
         code = standardize_code(summary) if self.standardize_summary else summary
@@ -130,8 +135,11 @@ class Lift(Parameterization):
 
     def latent(self, batch: Tensor | None = None) -> Tensor:
         """slack + emission of the code, shape (d,)."""
-        emitted: Tensor = self.emission(self.code(batch))
-        return self.slack + emitted
+        return self._latent_of(self.code(batch))
+
+    def _latent_of(self, code: Tensor) -> Tensor:
+        emitted: Tensor = self.emission(code)
+        return emitted if self.slack is None else self.slack + emitted
 
     def weights(self, batch: Tensor | None = None, latent: Tensor | None = None) -> dict[str, Tensor]:
         """The emitted weights by name; with ``emit: all`` the networks' free parameters too.
@@ -143,7 +151,7 @@ class Lift(Parameterization):
         if self.emit == "constrained":
             return super().weights(batch, latent)
         code = self.code(batch)
-        weights = super().weights(batch, self.slack + self.emission(code) if latent is None else latent)
+        weights = super().weights(batch, self._latent_of(code) if latent is None else latent)
         flat = self.free_slack + self.free_emission(code)
         pieces = flat.split([shape.numel() for shape in self._free_shapes.values()])
         for piece, (name, shape) in zip(pieces, self._free_shapes.items(), strict=True):
@@ -152,6 +160,8 @@ class Lift(Parameterization):
 
     def _set_weights(self, flat: Tensor) -> int:
         assert self.readout is not None
+        if self.slack is None:
+            raise ValueError("a lift without slack has no right inverse: its start cannot be set; use use_slack: true.")
         latent, raised = inverse_in_float64(self.readout, flat)
         self.slack.data.copy_(latent)
         nn.init.zeros_(self.emission.weight)  # else the emission moves theta, by another amount for every batch
@@ -184,7 +194,7 @@ class Lift(Parameterization):
                 "the lift's reference summary was made for other body weights than the present ones (they were "
                 "trained, averaged or loaded since): call calibrate again with rows of the training split."
             )
-        return self._reference_summary.to(self.slack)
+        return self._reference_summary.to(self.emission.weight)
 
     @torch.no_grad()
     def calibrate(self, batches: Iterable[Tensor]) -> None:

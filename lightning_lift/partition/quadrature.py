@@ -1,6 +1,8 @@
 """log Z by trapezoidal quadrature in one or two dimensions, on a window with a certified tail."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -97,8 +99,9 @@ class Quadrature(Partition):
     def evaluate(self, potential: Potential) -> PartitionEstimate:
         """log Z on the evaluation grid, with ``tail_bound`` (fraction) and ``quadrature_error`` (nats)."""
         size = self._size(potential, training=False)
-        log_partition, energies, log_tail = self._log_partition(potential, size)
-        coarse = log_integral(-halved(energies, size, potential.dim), self._on(energies), size // 2 + 1)
+        with self._training_window_kept():
+            log_partition, energies, log_tail = self._log_partition(potential, size)
+            coarse = log_integral(-halved(energies, size, potential.dim), self._on(energies), size // 2 + 1)
         return PartitionEstimate(
             log_partition,
             {
@@ -111,12 +114,22 @@ class Quadrature(Partition):
     def sample(self, potential: Potential, num_samples: int, seed: int) -> Tensor:
         """Independent draws: inverse distribution function on the line, corrected grid draws in the plane."""
         size = self._size(potential, training=False)
-        _, energies, _ = self._log_partition(potential, size)
+        with self._training_window_kept():
+            _, energies, _ = self._log_partition(potential, size)
+            window = self._on(energies)
         generator = torch.Generator().manual_seed(seed)
-        window = self._on(energies)
         if potential.dim == 1:
             return sample_line(-energies, window, num_samples, generator)
         return sample_plane(-energies, lambda x: -potential.value(x), window, size, num_samples, generator)
+
+    @contextmanager
+    def _training_window_kept(self) -> Iterator[None]:
+        # An evaluation (of averaged weights, or not at all after a resume) must not change where training goes on.
+        window = self._window
+        try:
+            yield
+        finally:
+            self._window = window
 
     def _size(self, potential: Potential, training: bool) -> int:
         if training:

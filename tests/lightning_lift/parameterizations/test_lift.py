@@ -31,6 +31,19 @@ class TestLiftFromTheReferenceStart(ParameterizationContract):
         return Lift(slack_start=-2.0, slack_std=0.5, standardize_summary=False)
 
 
+def test_a_body_without_slack() -> None:
+    torch.manual_seed(0)
+    lift = Lift(use_slack=False).bind(ICNN(2, (8, 8)))
+    assert lift.slack is None
+    assert "slack" not in dict(lift.named_parameters())
+    batch = torch.randn(10, 2)
+    torch.testing.assert_close(lift.latent(batch), lift.emission(lift.code(batch)))
+    with pytest.raises(ValueError, match="no right inverse"):
+        lift.initialize_({name: torch.ones(shape) for name, shape in lift.shapes.items()})
+    lift.calibrate([batch])
+    assert torch.isfinite(lift.eval().latent()).all()
+
+
 def bound(**arguments: object) -> Lift:
     torch.manual_seed(0)
     return Lift(**{"slack_start": -2.0, **arguments}).bind(ICNN(2, (8, 8)))
@@ -157,6 +170,7 @@ def test_fingerprint_survives_float64_and_back() -> None:
         ({"slack_start": "zero"}, "slack_start='zero'"),
         ({"slack_start": float("nan")}, "slack_start=nan"),
         ({"slack_start": "matched", "slack_std": 1.0}, "slack_std=1.0"),
+        ({"use_slack": False}, "slack_start=-2.0 with use_slack=False"),
         ({"emission_width": 0}, "emission_width=0"),
         ({"body_widths": ()}, "body_widths"),
         ({"readout": "tanh"}, "'tanh'"),

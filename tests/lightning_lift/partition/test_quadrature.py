@@ -53,9 +53,11 @@ def test_the_window_follows_a_density_that_moves_and_shrinks(dim: int) -> None:
 @pytest.mark.parametrize("dim", [1, 2])
 def test_the_tail_bound_is_above_the_true_tail(dim: int) -> None:
     """On a window that is too small on purpose, against the exact mass outside."""
-    quadrature = prepared(dim, tail_tolerance=1e-2)
+    quadrature = Quadrature(tail_tolerance=1e-2)
     quadrature.prepare(OPEN[dim], torch.tensor([[-3.0], [3.0]]).expand(2, dim))
-    estimate = quadrature.evaluate(potential_of(Quadratic(dim)))
+    potential = potential_of(Quadratic(dim))
+    quadrature(potential)  # moves the window if it must
+    estimate = quadrature.evaluate(potential)
     inside = (stats.norm.cdf(quadrature.window[1].double()) - stats.norm.cdf(quadrature.window[0].double())).prod()
     assert 1.0 - inside <= estimate.diagnostics["tail_bound"] <= 1e-2
 
@@ -155,3 +157,12 @@ def test_energies_that_overflow_at_the_edge_tighten_the_window(dim: int) -> None
     quadrature.prepare(OPEN[dim], torch.tensor([[-200.0], [200.0]]).expand(2, dim))
     estimate = quadrature.evaluate(potential_of(GumbelEnergy(dim)))
     assert float(estimate.log_partition) == pytest.approx(0.0, abs=2e-5)
+
+
+def test_an_evaluation_leaves_the_window_of_training_alone() -> None:
+    quadrature = prepared(1)
+    quadrature(potential_of(Quadratic(1)))
+    before = quadrature.window.clone()
+    quadrature.evaluate(potential_of(Quadratic(1, mean=100.0)))
+    quadrature.sample(potential_of(Quadratic(1, mean=-100.0)), 10, 0)
+    assert torch.equal(quadrature.window, before)

@@ -1,0 +1,300 @@
+"""The command line, in process: short names, overlays, checkpoints, prediction, errors."""
+
+import csv
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_lift.cli import LiftCLI, main
+from lightning_lift.modules import LogConcaveEBM
+from lightning_lift.networks import ICNN
+from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
+from lightning_lift.testing import ModuleContract
+
+CONFIG = str(Path(__file__).parent.parent / "configs" / "ebm_gumbel.yaml")
+QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
+SMALL = [
+    *["--trainer.max_epochs", "2", "--data.batches_per_epoch", "4", "--data.batch_size", "32"],
+    *["--data.num_val", "200", "--data.num_test", "200", "--data.num_calibration", "200"],
+    *["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/nll"],
+    *QUIET,
+]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["lightning-lift"])
+
+
+def fit(*flags: str) -> LiftCLI:
+    return LiftCLI(["fit", "--config", CONFIG, *SMALL, *flags])
+
+
+def last(cli: LiftCLI) -> str:
+    return str(cli.trainer.checkpoint_callback.last_model_path)
+
+
+def record(cli: LiftCLI) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((Path(cli.trainer.loggers[0].log_dir) / "metrics.json").read_text())
+    return loaded
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("pgd", ProjectedGradient),
+        ("direct", DirectSoftplus),
+        ("lift", Lift),
+        ("ProjectedGradient", ProjectedGradient),
+        ("lightning_lift.parameterizations.DirectSoftplus", DirectSoftplus),
+    ],
+)
+def test_parameterizations_by_short_name_and_class_path(name: str, expected: type) -> None:
+    cli = fit("--model.parameterization", name)
+    assert isinstance(cli.model.parameterization, expected)
+    checkpoint = torch.load(last(cli), weights_only=True)
+    assert checkpoint["hyper_parameters"]["parameterization"]["class_path"].endswith(name.split(".")[-1])
+    assert type(cli.model).load_from_checkpoint(last(cli), weights_only=True).parameterization.num_weights > 0
+
+
+def test_arguments_of_a_parameterization_by_flag() -> None:
+    cli = fit("--model.parameterization", "direct", "--model.parameterization.latent_gain", "10")
+    assert cli.model.parameterization.latent_gain == 10.0
+
+
+def test_test_in_a_new_process_gives_the_metrics_that_fit_printed() -> None:
+    cli = fit("--test_after_fit")
+    expected = {k: v for k, v in record(cli)["metrics"].items() if k.startswith("test/")}
+    best = cli.trainer.checkpoint_callback.best_model_path
+    code = (
+        "import sys; from lightning_lift.cli import LiftCLI; import json;"
+        "cli = LiftCLI(sys.argv[2:]); m = cli.trainer.callback_metrics;"
+        "json.dump({k: float(v) for k, v in m.items()}, open(sys.argv[1], 'w'))"
+    )
+    arguments = ["test", "--config", CONFIG, *SMALL, "--ckpt_path", best]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "out.json", *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(Path("out.json").read_text())
+    assert {k: v for k, v in found.items() if k.startswith("test/")} == expected
+
+
+def test_summary_says_where_everything_is(capsys: pytest.CaptureFixture[str]) -> None:
+    cli = fit("--test_after_fit")
+    printed = capsys.readouterr().out
+    for word in ("test/nll", "test/total_variation", "metrics.json", "checkpoint", "figures"):
+        assert word in printed
+    written = record(cli)
+    assert Path(written["checkpoints"]["best"]).is_file()
+    assert Path(written["tested_checkpoint"]).is_file()
+    assert written["data"] == "gumbel"
+    assert all(Path(figure).is_file() for figure in written["figures"])
+
+
+def test_hparams_tab_holds_the_final_test_metrics() -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    cli = fit("--test_after_fit")
+    accumulator = EventAccumulator(cli.trainer.loggers[0].log_dir, size_guidance={"tensors": 0})
+    accumulator.Reload()
+    plugin = accumulator.summary_metadata
+    assert any(tag.startswith("_hparams_") for tag in plugin)
+    assert "test/nll" in accumulator.Tags()["scalars"]
+    assert "density/test" in accumulator.Tags()["images"]
+    assert accumulator.Tags()["histograms"]
+
+
+def test_predict_writes_a_log_density_for_each_row() -> None:
+    cli = fit()
+    out = ["--trainer.callbacks+=PredictionWriter", "--trainer.callbacks.path=out/rows.csv"]
+    predict = LiftCLI(["predict", "--config", CONFIG, *SMALL, "--ckpt_path", last(cli), *out])
+    with Path("out/rows.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 200
+    frozen = predict.model.freeze()
+    x = torch.tensor([[float(row["x1"])] for row in rows])
+    log_density = torch.tensor([float(row["log_density"]) for row in rows])
+    torch.testing.assert_close(frozen.log_prob(x), log_density, rtol=1e-4, atol=1e-4)
+
+
+def test_predict_needs_no_callback_to_write() -> None:
+    cli = fit()
+    LiftCLI(["predict", "--config", CONFIG, *SMALL, "--ckpt_path", last(cli)])
+    assert Path("predictions.csv").is_file()
+
+
+def test_a_checkpoint_from_python_is_tested_by_the_command_line() -> None:
+    from datamodules import GumbelDataModule
+
+    data = GumbelDataModule(batch_size=32, batches_per_epoch=4, num_val=200, num_test=200, num_calibration=200)
+    module = LogConcaveEBM(dim=1, network=ICNN, parameterization=DirectSoftplus)
+    trainer = ModuleContract()._trainer()
+    trainer.fit(module, datamodule=data)
+    expected = trainer.test(module, datamodule=data, verbose=False)[0]
+    trainer.save_checkpoint("python.ckpt")
+    cli = LiftCLI(["test", "--config", CONFIG, *SMALL, "--ckpt_path", "python.ckpt"])
+    assert isinstance(cli.model.parameterization, DirectSoftplus)
+    assert float(cli.trainer.callback_metrics["test/nll"]) == pytest.approx(expected["test/nll"], abs=1e-6)
+
+
+def test_a_checkpoint_warns_of_each_setting_that_it_replaces() -> None:
+    cli = fit("--model.parameterization", "pgd")
+    with pytest.warns(
+        UserWarning, match=r"model.network.widths=\[16, 16\] is replaced by the checkpoint's \[32, 32, 32\]"
+    ):
+        LiftCLI(["test", "--config", CONFIG, *SMALL, "--model.network.widths", "[16, 16]", "--ckpt_path", last(cli)])
+
+
+def test_resume_by_the_command_line_equals_the_whole_run() -> None:
+    whole = fit()
+    half = fit("--trainer.max_epochs", "1")
+    resumed = fit("--ckpt_path", last(half))
+    for name, tensor in whole.model.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+
+
+def test_print_config_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "--config", CONFIG, "--print_config"])
+    assert end.value.code == 0
+    assert "divide_by_fan_in: true" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["fit", "--model.help", "LogConcaveEBM"])
+    assert "factory of the estimator of log Z" in " ".join(capsys.readouterr().out.split())
+
+
+def test_default_seed_is_fixed() -> None:
+    assert fit().config["fit"]["seed_everything"] == 0
+
+
+def table(folder: str, rows: list[list[Any]], header: str = "a,b") -> str:
+    path = Path(folder) / "rows.csv"
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return str(path)
+
+
+GOOD = [[math.sin(i), math.cos(3 * i)] for i in range(200)]
+
+
+def tabular(path: str, *flags: str) -> list[str]:
+    config = str(Path(CONFIG).with_name("ebm_tabular.yaml"))
+    columns = ["--data.columns", "[a, b]"]
+    return ["fit", "--config", config, "--data.path", path, "--data.table", "null", *columns, *QUIET, *flags]
+
+
+def test_a_users_own_file_trains() -> None:
+    flags = ["--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "1", "--test_after_fit"]
+    cli = LiftCLI(tabular(table(".", GOOD), *flags))
+    assert math.isfinite(record(cli)["metrics"]["test/nll"])
+
+
+def bad_rows(value: Any, column: int = 1) -> list[list[Any]]:
+    rows = [list(row) for row in GOOD]
+    rows[7][column] = value
+    return rows
+
+
+def not_a_checkpoint() -> str:
+    Path("broken.ckpt").write_bytes(b"not a checkpoint")
+    return "broken.ckpt"
+
+
+def foreign_checkpoint() -> str:
+    torch.save({"state_dict": {}}, "foreign.ckpt")
+    return "foreign.ckpt"
+
+
+def constant() -> str:
+    return table(".", [[row[0], 1.0] for row in GOOD])
+
+
+def empty() -> str:
+    Path("empty.csv").write_text("")
+    return "empty.csv"
+
+
+def npy() -> str:
+    np.save("rows.npy", np.zeros((4, 2, 2)))
+    return "rows.npy"
+
+
+GUMBEL = ["fit", "--config", CONFIG, *SMALL]
+BAD: dict[str, tuple[Any, str]] = {
+    "unknown key": (lambda: [*GUMBEL, "--model.network.widthz", "[8]"], "widthz"),
+    "unknown class": (lambda: [*GUMBEL, "--model.parameterization", "adam"], "adam"),
+    "wrong type": (lambda: [*GUMBEL, "--model.learning_rate", "fast"], "fast"),
+    "missing config": (lambda: ["fit", "--config", "missing.yaml"], "missing.yaml"),
+    "negative width": (lambda: [*GUMBEL, "--model.network.widths", "[-3]"], r"widths=\[-3\]"),
+    "negative k": (lambda: [*GUMBEL, "--model.network.strong_convexity", "-1"], "strong_convexity=-1"),
+    "unknown activation": (lambda: [*GUMBEL, "--model.network.activation", "tanh"], "tanh"),
+    "negative learning rate": (lambda: [*GUMBEL, "--model.learning_rate", "-1"], "learning_rate=-1"),
+    "zero gain": (
+        lambda: [*GUMBEL, "--model.parameterization", "direct", "--model.parameterization.latent_gain", "0"],
+        "latent_gain=0",
+    ),
+    "even grid": (lambda: [*GUMBEL, "--model.partition.num_points", "100"], "num_points=100.*odd"),
+    "half precision": (lambda: [*GUMBEL, "--trainer.precision", "bf16-true"], "bf16-true.*bf16-mixed"),
+    "batch size": (lambda: [*GUMBEL, "--data.batch_size", "0"], "batch_size"),
+    "cadence": (
+        lambda: [*GUMBEL, "--trainer.callbacks+=ShoulderOccupancy", "--trainer.callbacks.every_n_steps=0"],
+        "every_n_steps=0",
+    ),
+    "missing checkpoint": (lambda: ["test", "--config", CONFIG, "--ckpt_path", "no.ckpt"], "no.ckpt: no such file"),
+    "best in a new process": (lambda: ["test", "--config", CONFIG, "--ckpt_path", "best"], "test_after_fit"),
+    "unreadable checkpoint": (
+        lambda: ["test", "--config", CONFIG, "--ckpt_path", not_a_checkpoint()],
+        "broken.ckpt cannot be read",
+    ),
+    "foreign checkpoint": (
+        lambda: ["test", "--config", CONFIG, "--ckpt_path", foreign_checkpoint()],
+        "no checkpoint of lightning_lift",
+    ),
+    "uncalibrated lift": (lambda: ["test", "--config", CONFIG, *SMALL], "no reference summary.*calibrate"),
+    "missing file": (lambda: tabular("nowhere.csv"), "nowhere.csv"),
+    "empty file": (lambda: tabular(empty()), "empty.csv"),
+    "nan": (lambda: tabular(table(".", bad_rows("nan"))), r"b\b.*"),
+    "infinite": (lambda: tabular(table(".", bad_rows("inf", 0))), r"a\b.*"),
+    "text": (lambda: tabular(table(".", bad_rows("many"))), "b"),
+    "constant column": (lambda: tabular(constant()), "b.*constant|constant.*b"),
+    "unknown column": (lambda: tabular(table(".", GOOD), "--data.columns", "[a, z]"), "z.*a"),
+    "too few rows": (lambda: tabular(table(".", GOOD[:5])), "rows"),
+    "array of three dimensions": (lambda: tabular(npy(), "--data.columns", "[0, 1]"), "rows.npy"),
+    "unknown ending": (lambda: tabular(table(".", GOOD) + ".xlsx"), "xlsx"),
+    "path and table": (lambda: tabular(table(".", GOOD), "--data.table", "load_wine"), "path.*table|table.*path"),
+    "three columns": (
+        lambda: tabular(table(".", [[*row, row[0] ** 2] for row in GOOD], "a,b,c"), "--data.columns", "[a, b, c]"),
+        "1 or 2 dimensions.*3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_error(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the thing and the way out, the status is not 0, and no checkpoint is left behind."""
+    import re
+
+    make, message = BAD[case]
+    with pytest.raises((SystemExit, RuntimeError)) as end:
+        main(make())
+    printed = " ".join((capsys.readouterr().err + str(end.value)).split())
+    assert re.search(message, printed), printed[-600:]
+    if isinstance(end.value, SystemExit):
+        assert end.value.code not in (0, None)
+        assert "Traceback" not in printed
+    assert not list(Path("runs").rglob("*.ckpt")) if Path("runs").exists() else True
+
+
+def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNING_LIFT_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="learning_rate"):
+        main([*GUMBEL, "--model.learning_rate", "-1"])

@@ -1,0 +1,117 @@
+"""A resumed run equals the uninterrupted one, bit for bit, and a validation changes neither."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+
+from datamodules import GumbelDataModule
+from lightning_lift.callbacks import CrossCovariance, DensityFigure, ShoulderOccupancy, WeightHistograms
+from lightning_lift.modules import LogConcaveEBM
+from lightning_lift.networks import ICNN
+from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
+
+ARMS: dict[str, Any] = {"pgd": ProjectedGradient, "direct": DirectSoftplus, "lift": Lift}
+EPOCH, STEPS = 6, 18
+
+
+def run(
+    folder: Path, arm: str, num_train: int | None = None, ckpt_path: Path | None = None, **settings: Any
+) -> dict[str, Any]:
+    """Trains to the end, from the start or from a checkpoint, and gives the last checkpoint."""
+    L.seed_everything(0, verbose=False)
+    schedule = functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=STEPS)
+    module = LogConcaveEBM(
+        1, functools.partial(ICNN, widths=[8, 8]), ARMS[arm], lr_scheduler=schedule, learning_rate=2e-2
+    )
+    data = GumbelDataModule(
+        batch_size=16, batches_per_epoch=EPOCH, num_train=num_train, num_val=64, num_test=64, num_calibration=64
+    )
+    averaging = [EMAWeightAveraging(decay=0.9)] if settings.pop("averaging", False) else []
+    keep = ModelCheckpoint(dirpath=folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    watch = settings.pop("watch", [])
+    trainer = L.Trainer(
+        **{
+            "max_epochs": STEPS // EPOCH,
+            "callbacks": [*averaging, *watch, keep],
+            "accelerator": "cpu",
+            "logger": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            **settings,
+        }
+    )
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+    final: dict[str, Any] = torch.load(folder / f"step={STEPS}.ckpt", weights_only=True)
+    return final
+
+
+def assert_equal(one: dict[str, Any], two: dict[str, Any]) -> None:
+    keys = [key for key in ("state_dict", "current_model_state") if key in one]
+    assert keys
+    for key in keys:
+        for name, tensor in one[key].items():
+            other = two[key][name]
+            if isinstance(tensor, torch.Tensor):
+                assert torch.equal(tensor, other), (key, name)
+            else:
+                assert tensor.keys() == other.keys()
+                for part, value in tensor.items():
+                    same = torch.equal(value, other[part]) if isinstance(value, torch.Tensor) else value == other[part]
+                    assert same, (key, name, part)
+    first, second = one["optimizer_states"][0]["state"], two["optimizer_states"][0]["state"]
+    for index, state in first.items():
+        assert all(torch.equal(value, second[index][name]) for name, value in state.items())
+    assert one["lr_schedulers"] == two["lr_schedulers"]
+
+
+@pytest.mark.parametrize("averaging", [False, True], ids=["plain", "averaged"])
+@pytest.mark.parametrize("num_train", [None, 16 * EPOCH], ids=["stream", "fixed"])
+@pytest.mark.parametrize("arm", ARMS)
+def test_resumed_from_mid_epoch_and_from_an_epochs_end(
+    tmp_path: Path, arm: str, num_train: int | None, averaging: bool
+) -> None:
+    whole = run(tmp_path / "whole", arm, num_train, averaging=averaging)
+    for step in (EPOCH, EPOCH + 2):
+        resumed = run(
+            tmp_path / f"from{step}", arm, num_train, tmp_path / "whole" / f"step={step}.ckpt", averaging=averaging
+        )
+        assert_equal(whole, resumed)
+
+
+def test_resumed_with_every_callback_watching(tmp_path: Path) -> None:
+    def watch() -> list[L.Callback]:
+        return [
+            ShoulderOccupancy(every_n_steps=2),
+            CrossCovariance(every_n_steps=4),
+            WeightHistograms(),
+            DensityFigure(),
+        ]
+
+    whole = run(tmp_path / "whole", "lift")
+    watched = run(tmp_path / "watched", "lift", watch=watch(), default_root_dir=tmp_path)
+    assert_equal(whole, watched)
+    resumed = run(
+        tmp_path / "resumed",
+        "lift",
+        ckpt_path=tmp_path / "watched" / "step=8.ckpt",
+        watch=watch(),
+        default_root_dir=tmp_path,
+    )
+    assert_equal(whole, resumed)
+
+
+@pytest.mark.parametrize("num_train", [None, 16 * EPOCH], ids=["stream", "fixed"])
+def test_validating_in_mid_epoch_changes_nothing(tmp_path: Path, num_train: int | None) -> None:
+    """Beside the weights the checkpoint holds the summary and the window, which a validation may refresh."""
+    without = run(tmp_path / "without", "lift", num_train, limit_val_batches=0)
+    often = run(tmp_path / "often", "lift", num_train, val_check_interval=2)
+    resumed = run(tmp_path / "resumed", "lift", num_train, tmp_path / "often" / "step=8.ckpt", val_check_interval=2)
+    for name, tensor in without["state_dict"].items():
+        if isinstance(tensor, torch.Tensor):
+            assert torch.equal(tensor, often["state_dict"][name]), name
+            assert torch.equal(tensor, resumed["state_dict"][name]), name
