@@ -73,7 +73,7 @@ class ConvexModule(L.LightningModule):
         made = factory("parameterization", parameterization)()
         if not isinstance(made, Parameterization):
             raise TypeError(f"parameterization made a {type(made).__name__}, not a Parameterization.")
-        self.parameterization = made.bind(self.network)
+        self.parameterization = made.bind(self.network, self.dim)
 
     def _save_plain_hyperparameters(self) -> None:
         # The frames of the constructors that are running, outermost class first: Lightning reads their arguments.

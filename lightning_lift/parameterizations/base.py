@@ -57,11 +57,12 @@ class Parameterization(nn.Module, ABC):
         """Whether the reference summary is missing or belongs to other body weights than the present ones."""
         return False
 
-    def bind(self, module: nn.Module) -> Self:
+    def bind(self, module: nn.Module, dim: int | None = None) -> Self:
         """Takes over the nonnegative weights of every ``ConvexNetwork`` in a module.
 
         Args:
             module: a convex network, or any module that contains some.
+            dim: columns of the data batch that ``weights`` will be conditioned on; None for those of the first network.
 
         Returns:
             This parameterization.
@@ -92,7 +93,7 @@ class Parameterization(nn.Module, ABC):
         self.names = tuple(constrained)
         self.shapes = {name: tensor.shape for name, tensor in constrained.items()}
         initial = torch.cat([tensor.detach().reshape(-1) for tensor in constrained.values()])
-        taken = self._build(initial, free, next(iter(networks.values())).dim)
+        taken = self._build(initial, free, next(iter(networks.values())).dim if dim is None else dim)
         for name in (*constrained, *taken):
             owner, _, leaf = name.rpartition(".")
             module.get_submodule(owner).register_parameter(leaf, None)
