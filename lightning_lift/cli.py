@@ -1,4 +1,4 @@
-"""The command line: ``lightning-lift fit|validate|test|predict --config FILE``."""
+"""The command line: ``lightning-lift fit|validate|test|predict --config FILE`` and ``rescale CHECKPOINT``."""
 
 import os
 import sys
@@ -18,9 +18,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 import datamodules  # noqa: F401  # so that short class names resolve
 from lightning_lift import __version__
 from lightning_lift.callbacks import PredictionWriter, RunSummary
-from lightning_lift.modules import ConvexModule
+from lightning_lift.modules import ConvexModule  # noqa: F401  # so that short class names resolve
 from lightning_lift.modules.checkpoints import check_stamp
 from lightning_lift.parameterizations import names  # noqa: F401  # short names of the parameterizations
+from lightning_lift.rescaling.command import main as rescale_command
 
 _TRACEBACK = "LIGHTNING_LIFT_TRACEBACK"
 _LOGGER = {
@@ -30,7 +31,7 @@ _LOGGER = {
 
 
 class LiftCLI(LightningCLI):
-    """LightningCLI on ``ConvexModule`` and any data module with a ``dim``.
+    """LightningCLI on any LightningModule with a ``dim`` and any data module with a ``dim``.
 
     Args:
         args: the command line, or None for ``sys.argv``.
@@ -40,7 +41,7 @@ class LiftCLI(LightningCLI):
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
         set_parsing_settings(docstring_parse_attribute_docstrings=False)
         super().__init__(
-            model_class=ConvexModule,
+            model_class=L.LightningModule,  # ConvexModules, and the plain networks of the rescaling experiments
             datamodule_class=L.LightningDataModule,
             subclass_mode_model=True,
             subclass_mode_data=True,
@@ -132,7 +133,9 @@ def _check_checkpoint_path(path: str, subcommand: str) -> None:
             f"--ckpt_path {path} cannot be read as a checkpoint ({type(error).__name__}): it is truncated or of "
             "another program; give a file that fit wrote."
         ) from error
-    check_stamp(checkpoint if isinstance(checkpoint, dict) else {})
+    checkpoint = checkpoint if isinstance(checkpoint, dict) else {}
+    if not str(checkpoint.get("hyper_parameters", {}).get("_class_path", "")).startswith("datamodules."):
+        check_stamp(checkpoint)  # the autoencoder of the data package knows nothing of this one
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -159,7 +162,11 @@ def main(args: ArgsType = None) -> None:
         args: the command line, or None for ``sys.argv``.
     """
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 on torch 2.13
+    arguments = sys.argv[1:] if args is None else args
     try:
+        if isinstance(arguments, list) and arguments[:1] == ["rescale"]:
+            rescale_command(arguments[1:])
+            return
         LiftCLI(args)
     except (ValueError, FileNotFoundError, MisconfigurationException) as error:
         if os.environ.get(_TRACEBACK) == "1":

@@ -4,6 +4,7 @@ import inspect
 import re
 
 import pytest
+from lightning import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
 import datamodules
@@ -12,13 +13,14 @@ from datamodules import DensityDataModule
 CONCRETE = [
     getattr(datamodules, name)
     for name in datamodules.__all__
-    if name.endswith("DataModule") and name.removesuffix("DataModule") not in ("Density", "Sampled", "OneDimensional")
+    if name.endswith("DataModule")
+    and name.removesuffix("DataModule") not in ("Density", "Labelled", "Sampled", "OneDimensional")
 ]
 
 
 def parser() -> LightningArgumentParser:
     result = LightningArgumentParser()
-    result.add_lightning_class_args(DensityDataModule, "data", subclass_mode=True)
+    result.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
     return result
 
 
