@@ -34,6 +34,7 @@ docs: $(READY)  ## write the command line's reference to docs/reference/
 	mkdir -p docs/reference
 	for command in fit validate test predict; do \
 	  $(BIN)/lightning-lift $$command --help > docs/reference/$$command.txt; done
+	$(BIN)/lightning-lift rescale --help > docs/reference/rescale.txt
 
 bench: $(READY)  ## every benchmark, one after the other
 	for script in benchmarks/*.py; do $(BIN)/python $$script; done

@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, CrossCovarianceResult] = {}

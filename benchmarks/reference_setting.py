@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     results: dict[str, dict[str, list[dict[str, float]]]] = {}

@@ -21,7 +21,7 @@ from lightning_lift.callbacks import PredictionWriter, RunSummary
 from lightning_lift.modules import ConvexModule  # noqa: F401  # so that short class names resolve
 from lightning_lift.modules.checkpoints import check_stamp
 from lightning_lift.parameterizations import names  # noqa: F401  # short names of the parameterizations
-from lightning_lift.rescaling.command import main as rescale_command
+from lightning_lift.rescale_command import main as rescale_command
 
 _TRACEBACK = "LIGHTNING_LIFT_TRACEBACK"
 _LOGGER = {
