@@ -71,7 +71,7 @@ def framework(arm: str, steps: int) -> float:
                 WeightHistograms(),
                 DensityFigure(),
                 RunSummary(print_table=False),
-                RichProgressBar(),
+                RichProgressBar(refresh_rate=10),
             ],
         )
         start = time.perf_counter()
@@ -81,14 +81,15 @@ def framework(arm: str, steps: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--arm", choices=ARMS, action="append")
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     results = {}
-    for arm in ARMS:
+    for arm in arguments.arm or ARMS:
         bare(arm, 20)
         pairs = [(framework(arm, arguments.steps), bare(arm, arguments.steps)) for _ in range(arguments.pairs)]
         results[arm] = {

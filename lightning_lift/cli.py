@@ -81,7 +81,7 @@ class LiftCLI(LightningCLI):
         super()._parse_ckpt_path()
         after = _flat(self.config[subcommand].get("model"))
         for key in sorted(before.keys() & after.keys()):
-            if before[key] != after[key]:
+            if before[key] != after[key] and key != "dim":  # dim is linked from the data
                 rank_zero_warn(
                     f"model.{key}={before[key]!r} is replaced by the checkpoint's {after[key]!r}: a checkpoint brings "
                     "its own model settings."
@@ -94,7 +94,7 @@ class LiftCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         extra: list[tuple[type[Callback] | tuple[type[Callback], ...], Callback]] = [(RunSummary, RunSummary())]
         if config["enable_progress_bar"] is not False:
-            extra.append((ProgressBar, RichProgressBar()))
+            extra.append((ProgressBar, RichProgressBar(refresh_rate=10)))
         if config["enable_model_summary"] is not False:
             extra.append((RichModelSummary, RichModelSummary()))
         if self.subcommand == "predict":

@@ -194,6 +194,7 @@ def tabular(path: str, *flags: str) -> list[str]:
 
 def test_a_users_own_file_trains() -> None:
     flags = ["--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "1", "--test_after_fit"]
+    flags += ["--trainer.val_check_interval", "1.0"]
     cli = LiftCLI(tabular(table(".", GOOD), *flags))
     assert math.isfinite(record(cli)["metrics"]["test/nll"])
 

@@ -23,7 +23,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_fit_then_test(config: Path) -> None:
-    every = ["--trainer.check_val_every_n_epoch", "1"]
+    every = ["--trainer.check_val_every_n_epoch", "1", "--trainer.val_check_interval", "1.0"]
     cli = LiftCLI(["fit", "--config", str(config), "--test_after_fit", *SHORT, *every, *QUIET])
     directory = Path(cli.trainer.loggers[0].log_dir)
     record = json.loads((directory / "metrics.json").read_text())

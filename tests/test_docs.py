@@ -39,7 +39,7 @@ def test_documented_extension_passes_its_contract(
 def test_readme_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source = blocks("README.md")[0].replace("max_epochs=3", "max_steps=5, enable_progress_bar=False")
-    names: dict[str, Any] = {"x": torch.zeros(3, 1)}
+    names: dict[str, Any] = {"x": torch.zeros(3, 1), "z": torch.zeros(3, 1)}
     exec(source, names)
     assert names["density"].log_prob(torch.zeros(3, 1)).shape == (3,)
 

@@ -39,7 +39,7 @@ class CrossCovariance(PeriodicCallback):
     """
 
     def __init__(
-        self, every_n_steps: int = 500, num_batches: int = 64, num_permutations: int = 200, seed: int = 0
+        self, every_n_steps: int = 1000, num_batches: int = 64, num_permutations: int = 200, seed: int = 0
     ) -> None:
         super().__init__(every_n_steps)
         check_count("num_batches", num_batches, least=3)

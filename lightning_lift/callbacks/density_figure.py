@@ -34,7 +34,7 @@ class DensityFigure(WarnsOnce):
         ValueError: fewer than one step.
     """
 
-    def __init__(self, every_n_steps: int = 500) -> None:
+    def __init__(self, every_n_steps: int = 1000) -> None:
         super().__init__()
         check_count("every_n_steps", every_n_steps)
         self.every_n_steps = every_n_steps
@@ -123,16 +123,20 @@ class DensityFigure(WarnsOnce):
         lines = [torch.linspace(low, high, size, dtype=torch.float64) for low, high in ends]
         points = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).reshape(-1, data.dim).float()
         log_prob: Any = pl_module.log_prob
-        log_model = torch.cat([log_prob(part.to(pl_module.device)).cpu() for part in torch.split(points, 8192)])
+        own_units: Any = getattr(pl_module, "own_units", lambda rows: rows)
+        parts = [part.to(pl_module.device) for part in torch.split(points, 8192)]
+        log_model = torch.cat([log_prob(own_units(part)).cpu() for part in parts])
         if bool(log_model.isnan().any()) or bool((log_model == torch.inf).any()):
             return None
         location, scale = data.location.cpu().double(), data.scale.cpu().double()
         shape = [size] * data.dim
 
-        def density(log_prob: Tensor) -> Any:
-            return (log_prob.double() - scale.log().sum()).exp().view(shape).numpy()
+        log_scale = float(scale.log().sum())
 
-        truth = density(data.log_prob(points)) if data.has_log_prob else None
+        def density(log_prob: Tensor, log_scale: float) -> Any:
+            return (log_prob.double() - log_scale).exp().view(shape).numpy()
+
+        truth = density(data.log_prob(points), log_scale) if data.has_log_prob else None
         rows = None
         if truth is None:
             loader = data.val_dataloader() if stage == "val" else data.test_dataloader()
@@ -143,7 +147,7 @@ class DensityFigure(WarnsOnce):
         when = f"step {trainer.global_step}" if stage == "val" else "test"
         return DensityPicture(
             axes=tuple((location[i] + scale[i] * line).numpy() for i, line in enumerate(lines)),
-            model=density(log_model),
+            model=density(log_model, getattr(pl_module, "log_scale", log_scale)),
             truth=truth,
             rows=rows,
             columns=tuple(str(name) for name in names),

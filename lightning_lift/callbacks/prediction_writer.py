@@ -90,7 +90,10 @@ class PredictionWriter(BasePredictionWriter):
         if positions is None and hasattr(loader, "row_range"):
             positions = list(range(*loader.row_range(batch_idx)))
         rows = batch.detach().cpu().double()
-        location, scale = getattr(pl_module, "location", None), getattr(pl_module, "scale", None)
+        # The rows are in the data module's units, which need not be those that the model was fitted in.
+        source = getattr(trainer, "datamodule", None)
+        source = source if isinstance(getattr(source, "location", None), Tensor) else pl_module
+        location, scale = getattr(source, "location", None), getattr(source, "scale", None)
         if isinstance(location, Tensor) and isinstance(scale, Tensor):
             rows = location.cpu().double() + scale.cpu().double() * rows
         self._parts.append((positions, rows, prediction.detach().cpu()))

@@ -65,6 +65,7 @@ class ConvexModule(L.LightningModule):
         self._optimizer = factory("optimizer", optimizer)
         self._lr_scheduler = None if lr_scheduler is None else factory("lr_scheduler", lr_scheduler)
         self._projection_hooks: list[RemovableHandle] = []
+        self._has_units = False
         self.location, self.scale = torch.zeros(dim), torch.ones(dim)
         self.support = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, dim).clone()
         # The network draws its start before the parameterization draws anything: one seed, one start for all.
@@ -154,11 +155,11 @@ class ConvexModule(L.LightningModule):
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """The potential's value at each row, shape (N,)."""
-        return self.potential().value(batch)
+        return self.potential().value(self.own_units(batch))
 
     def _log_loss(self, tag: str, batch: Tensor) -> None:
         check_points(batch, self.dim)
-        loss = self.loss(self.potential(), batch)
+        loss = self.loss(self.potential(), self.own_units(batch))
         self.log(tag, loss, prog_bar=True, batch_size=len(batch), on_epoch=True, sync_dist=True)
 
     # -- optimisation and projection --------------------------------------------------------------------------------
@@ -180,6 +181,12 @@ class ConvexModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Projects once, then after every real optimizer step."""
         self._remove_projection_hooks()
+        if self._other_units() is not None:
+            raise ValueError(
+                f"the checkpoint was fitted in other units than {type(self._attached_datamodule()).__name__} has now "
+                f"(location {self.location.tolist()}, scale {self.scale.tolist()}): resume on the same training rows, "
+                "or start anew."
+            )
         self.parameterization.project_()
         # A post-step hook of the optimizer: before any callback sees the weights (step checkpoints, averaging), once
         # per real step under accumulation, and for closures and manual optimisation as well.
@@ -281,7 +288,9 @@ class ConvexModule(L.LightningModule):
             raise ValueError(
                 f"the model has dim={self.dim} and {type(data).__name__} has {found} columns; set dim to it."
             )
-        self.adopt_units(data)
+        # An evaluation keeps the units that the weights were fitted in; ``own_units`` brings the rows into them.
+        if stage == "fit" or not self._has_units:
+            self.adopt_units(data)
 
     def adopt_units(self, data: Any) -> None:
         """Takes over location, scale and support of the data, where it states them.
@@ -293,6 +302,34 @@ class ConvexModule(L.LightningModule):
             tensor = getattr(data, name, None)
             if tensor is not None:
                 setattr(self, name, torch.as_tensor(tensor).detach().clone().float())
+        self._has_units = True
+
+    def own_units(self, batch: Tensor) -> Tensor:
+        """Rows in the units of the attached data module, brought into those that this module was fitted in.
+
+        The two differ when a checkpoint is evaluated on another table, or on another split of the same one, whose own
+        training rows have other means and deviations.
+
+        Args:
+            batch: shape (N, D), in the data module's units.
+
+        Returns:
+            Shape (N, D); the batch itself where the units agree.
+        """
+        other = self._other_units()
+        if other is None:
+            return batch
+        location, scale = (tensor.to(batch) for tensor in other)
+        return (location - self.location.to(batch) + scale * batch) / self.scale.to(batch)
+
+    def _other_units(self) -> tuple[Tensor, Tensor] | None:
+        """Location and scale of the attached data module where they are not this module's."""
+        data = self._attached_datamodule()
+        location, scale = getattr(data, "location", None), getattr(data, "scale", None)
+        if location is None or scale is None:
+            return None
+        same = torch.equal(location.float(), self.location) and torch.equal(scale.float(), self.scale)
+        return None if same else (location, scale)
 
     @property
     def log_scale(self) -> float:
@@ -301,11 +338,17 @@ class ConvexModule(L.LightningModule):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Units of the data, for checkpoints (not buffers: weight averaging would blend them)."""
-        return {"location": self.location, "scale": self.scale, "support": self.support}
+        return {
+            "location": self.location,
+            "scale": self.scale,
+            "support": self.support,
+            "has_units": self._has_units,
+        }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores what ``get_extra_state`` gave."""
         self.location, self.scale, self.support = state["location"], state["scale"], state["support"]
+        self._has_units = state["has_units"]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stamps version and format, and puts a fresh reference summary beside every set of weights in it."""

@@ -71,7 +71,7 @@ class DensityModule(ConvexModule):
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         """Accumulates the negative log-likelihood of held-out rows."""
-        self.val_nll.update(self.log_prob(batch))
+        self.val_nll.update(self.log_prob(self.own_units(batch)))
 
     def on_validation_epoch_end(self) -> None:
         """Logs ``val/nll``."""
@@ -90,7 +90,7 @@ class DensityModule(ConvexModule):
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
         """Accumulates the negative log-likelihood of test rows."""
-        log_prob = self.log_prob(batch)
+        log_prob = self.log_prob(self.own_units(batch))
         self.test_nll.update(log_prob)
         self.test_nll_standard_error.update(log_prob)
 
@@ -100,9 +100,11 @@ class DensityModule(ConvexModule):
         self.log("test/nll", nll)
         self.log("test/nll_standard_error", self.test_nll_standard_error.compute())
         self.log("test/nll_original", nll + self.log_scale)
-        entropy = getattr(self._attached_datamodule(), "entropy", None)
-        if entropy is not None:
-            self.log("test/excess_nll", nll - entropy)
+        data = self._attached_datamodule()
+        if getattr(data, "entropy", None) is not None:
+            self.log(
+                "test/excess_nll", nll + self.log_scale - (data.entropy + getattr(data, "log_scale", self.log_scale))
+            )
         self.test_nll.reset()
         self.test_nll_standard_error.reset()
         self.end_evaluation()
@@ -118,7 +120,7 @@ class DensityModule(ConvexModule):
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """Log-density of each row in original units, shape (N,)."""
         check_points(batch, self.dim)
-        return self.log_prob(batch) - self.log_scale
+        return self.log_prob(self.own_units(batch)) - self.log_scale
 
     @torch.no_grad()
     def _on_truth_grid(self) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -129,5 +131,5 @@ class DensityModule(ConvexModule):
         size = _TRUTH_POINTS[self.dim]
         window = data.window.to(self.device)
         points = grid_points(window, size)
-        model = torch.cat([self.log_prob(chunk) for chunk in points.split(16384)])
+        model = torch.cat([self.log_prob(self.own_units(chunk)) for chunk in points.split(16384)])
         return data.log_prob(points.cpu()).to(model), model, trapezoid_log_weights(window, size).exp()

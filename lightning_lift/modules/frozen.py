@@ -91,13 +91,14 @@ class FrozenDensity(nn.Module):
         """Log-density in original units, -inf outside the support.
 
         Args:
-            x: points in original units, shape (N, D).
+            x: points in original units, shape (N, D), float32 or float64.
 
         Returns:
-            Shape (N,), nats.
+            Shape (N,), nats, in the precision of the weights.
         """
         check_points(x, self.dim)
-        standard = (x - self.location) / self.scale
+        # Standardised in the precision of the rows, evaluated in that of the weights.
+        standard = ((x - self.location) / self.scale).to(self.log_partition.dtype)
         log_prob = -self.energy(standard) - self.log_partition - self.scale.log().sum()
         inside = ((standard >= self.support[0]) & (standard <= self.support[1])).all(1)
         return torch.where(inside, log_prob, -torch.inf)
