@@ -1,7 +1,10 @@
 import functools
+from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
 from datamodules import GumbelDataModule
@@ -183,3 +186,23 @@ def test_a_fit_after_an_interrupted_one_projects_once_a_step() -> None:
     TestUserTask()._trainer().fit(module, datamodule=data())
     assert len(calls) == 1 + TestUserTask.steps, "once at the start and once a step"
     assert not module._projection_hooks
+
+
+@pytest.mark.parametrize("every", [1, 3, 7])
+def test_loggers_get_the_loss_of_each_step_that_they_ask_for(every: int, tmp_path: Path) -> None:
+    losses = []
+
+    class Watched(Regression):
+        def loss(self, potential: Potential, batch: Tensor) -> Tensor:
+            loss = super().loss(potential, batch)
+            if self.training:
+                losses.append(float(loss.detach()))
+            return loss
+
+    logger = CSVLogger(tmp_path)
+    trainer = TestUserTask()._trainer(max_steps=21, logger=logger, log_every_n_steps=every)
+    trainer.fit(Watched(dim=1, network=SMALL, parameterization=DirectSoftplus), datamodule=data())
+    logger.save()
+    table = pd.read_csv(Path(logger.log_dir) / "metrics.csv").dropna(subset=["train/loss"])
+    assert table["step"].tolist() == list(range(every - 1, 21, every))
+    assert table["train/loss"].tolist() == pytest.approx(losses[every - 1 :: every], rel=1e-5)
