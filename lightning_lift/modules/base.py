@@ -366,7 +366,3 @@ class ConvexModule(L.LightningModule):
             ValueError: as said.
         """
         check_checkpoint(checkpoint, self)
-
-    def num_parameters(self) -> int:
-        """Number of trainable numbers."""
-        return sum(p.numel() for p in self.parameters() if p.requires_grad)

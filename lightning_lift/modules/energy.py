@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightning_lift.modules.density import DensityModule
 from lightning_lift.modules.factories import factory
-from lightning_lift.modules.frozen import FrozenDensity, FrozenEnergy
+from lightning_lift.modules.frozen import FrozenDensity, FrozenEnergy, within
 from lightning_lift.networks import ICNN, ConvexNetwork
 from lightning_lift.networks.base import check_points
 from lightning_lift.parameterizations import Lift, Parameterization
@@ -83,9 +83,7 @@ class LogConcaveEBM(DensityModule):
             potential = self.potential()
             estimate = self._evaluations_estimate() or self.partition.evaluate(potential)
             log_prob = -potential.value(x) - estimate.log_partition
-        low, high = self.support.to(x)
-        inside = ((x >= low) & (x <= high)).all(1)
-        return torch.where(inside, log_prob, -torch.inf)
+        return torch.where(within(x, self.support.to(x)), log_prob, -torch.inf)
 
     def _evaluations_estimate(self) -> PartitionEstimate | None:
         # Only inside the evaluation that made it: an interrupted one leaves it behind, and the weights move on.

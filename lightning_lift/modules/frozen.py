@@ -10,6 +10,16 @@ from lightning_lift.partition.base import Partition
 from lightning_lift.potential import Potential
 
 
+def within(x: Tensor, support: Tensor) -> Tensor:
+    """Which points lie in a closed box, shape (N,), bool.
+
+    Args:
+        x: points, shape (N, D).
+        support: low and high row, shape (2, D), infinite where open.
+    """
+    return ((x >= support[0]) & (x <= support[1])).all(1)
+
+
 class FrozenEnergy(nn.Module):
     """A convex network with its weights in place, as buffers.
 
@@ -100,8 +110,7 @@ class FrozenDensity(nn.Module):
         # Standardised in the precision of the rows, evaluated in that of the weights.
         standard = ((x - self.location) / self.scale).to(self.log_partition.dtype)
         log_prob = -self.energy(standard) - self.log_partition - self.scale.log().sum()
-        inside = ((standard >= self.support[0]) & (standard <= self.support[1])).all(1)
-        return torch.where(inside, log_prob, -torch.inf)
+        return torch.where(within(standard, self.support), log_prob, -torch.inf)
 
     @torch.no_grad()
     def sample(self, num_samples: int, seed: int = 0) -> Tensor:
