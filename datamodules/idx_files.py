@@ -18,6 +18,20 @@ MNIST_MD5 = {
 }
 """MD5 of the four complete MNIST files, uncompressed."""
 
+MNIST_GZ_MD5 = {
+    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+"""MD5 of the same files as they are published, compressed by gzip."""
+
+MNIST_MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+)
+"""Where the compressed files are to be had; asked in this order."""
+
 
 def read_idx(path: Path, md5: str | None = None) -> Tensor:
     """Reads an IDX file of unsigned bytes, raw or compressed by gzip.

