@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lightning_lift.networks.base import ConvexNetwork, Derivatives, check_points
+from lightning_lift.networks.hessian_vector import Linearization
 
 
 class Potential:
@@ -69,11 +70,42 @@ class Potential:
         assert hessian is not None
         return value, gradient, hessian
 
-    def logdet(self, x: Tensor) -> Tensor:
-        """log det Hess E(x) by Cholesky: shape (N, D) to (N,)."""
+    def gradient_logdet(self, x: Tensor, chunk_size: int | None = None) -> tuple[Tensor, Tensor]:
+        """grad E(x) and log det Hess E(x) in one sweep, the hot path of a flow: shapes (N, D) and (N,).
+
+        Args:
+            x: points, shape (N, D).
+            chunk_size: rows at a time; None for what the network finds fastest.
+
+        Returns:
+            The log-determinant is NaN at a point whose Hessian is not finite or not positive definite in this
+            precision (see ``ConvexNetwork.gradient_logdet``).
+        """
+        check_points(x, self.dim)
         with _full_precision(x):
-            factor: Tensor = torch.linalg.cholesky(self.hessian(x))
-            return 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            return self.network.gradient_logdet(_at_least_float32(x), self.weights, chunk_size)
+
+    def logdet(self, x: Tensor) -> Tensor:
+        """log det Hess E(x), NaN where ``gradient_logdet`` is: shape (N, D) to (N,)."""
+        return self.gradient_logdet(x)[1]
+
+    def linearize(self, x: Tensor) -> Linearization:
+        """E, grad E and the Hessian as a linear map at x, shape (N, D): for many products at the same points."""
+        check_points(x, self.dim)
+        with _full_precision(x):
+            return self.network.linearize(_at_least_float32(x), self.weights)
+
+    def hessian_vector(self, x: Tensor, v: Tensor) -> Tensor:
+        """Hess E(x) v without building the Hessian: v of shape (N, D) or (N, D, m), to the same shape."""
+        check_points(x, self.dim)
+        with _full_precision(x):
+            return self.network.hessian_vector(_at_least_float32(x), self.weights, _at_least_float32(v))
+
+    def to(self, dtype: torch.dtype) -> "Potential":
+        """The same function in another precision, differentiable in this one's tensors; the network is not touched."""
+        # Free tensors are handed in like the nonnegative ones: the network itself keeps its precision.
+        own = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers()), **self.weights}
+        return Potential(self.network, {name: t.to(dtype) if t.is_floating_point() else t for name, t in own.items()})
 
     def _derivatives(self, x: Tensor, order: int) -> Derivatives:
         check_points(x, self.dim)

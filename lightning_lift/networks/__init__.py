@@ -1,6 +1,7 @@
 """Convex networks. They know nothing of how their weights are kept nonnegative."""
 
+from lightning_lift.networks.actnorm import ActNorm
 from lightning_lift.networks.base import ConvexNetwork, Derivatives
 from lightning_lift.networks.icnn import ICNN
 
-__all__ = ["ICNN", "ConvexNetwork", "Derivatives"]
+__all__ = ["ICNN", "ActNorm", "ConvexNetwork", "Derivatives"]

@@ -1,4 +1,4 @@
-"""Convex, non-decreasing activations with exact first and second derivatives.
+"""Convex, non-decreasing activations with exact first, second and third derivatives.
 
 Each activation is a value together with its closed-form derivatives, because automatic differentiation of the usual
 implementations is wrong where it matters: ``F.softplus`` has second derivative exactly zero beyond its threshold, and
@@ -13,14 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Above it log(1 + e^x) = x in float64, and e^x is finite in float32.
+_LINEAR = 80.0
+
 ActivationName = Literal["softplus", "gaussian_softplus", "relu"]
 
 
 class Activation(ABC):
     """A convex, non-decreasing scalar function applied elementwise.
 
-    Subclass requirements: ``value``, ``first`` and ``second`` are elementwise on tensors of any shape, in closed form,
-    finite for every finite input, and themselves differentiable by autograd.
+    Subclass requirements: ``value``, ``first``, ``second`` and ``third`` are elementwise on tensors of any shape, in
+    closed form, finite for every finite input, and themselves differentiable by autograd.
     """
 
     twice_differentiable: bool = True
@@ -28,6 +31,10 @@ class Activation(ABC):
     @abstractmethod
     def value(self, x: Tensor) -> Tensor:
         """The function, elementwise."""
+
+    def value_into(self, x: Tensor, out: Tensor) -> None:
+        """``value`` written into ``out``, where autograd is off; override it to save passes over memory."""
+        out.copy_(self.value(x))
 
     @abstractmethod
     def first(self, x: Tensor) -> Tensor:
@@ -41,6 +48,18 @@ class Activation(ABC):
             NotImplementedError: the activation has a kink (``twice_differentiable`` is False).
         """
 
+    @abstractmethod
+    def third(self, x: Tensor) -> Tensor:
+        """The third derivative, elementwise: what the gradient of a Hessian's log-determinant needs.
+
+        Raises:
+            NotImplementedError: the activation has a kink (``twice_differentiable`` is False).
+        """
+
+    def derivatives(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """First, second and third derivative, where autograd is off; override it where they share work."""
+        return self.first(x), self.second(x), self.third(x)
+
 
 class Softplus(Activation):
     """log(1 + e^x), derivatives sigmoid(x) and sigmoid(x) sigmoid(-x)."""
@@ -50,6 +69,10 @@ class Softplus(Activation):
         # logsigmoid has no threshold, and an exact derivative at 0 and far out; F.softplus and logaddexp do not.
         return -F.logsigmoid(-x)
 
+    def value_into(self, x: Tensor, out: Tensor) -> None:
+        """log(1 + e^x), elementwise, into ``out``; only its derivatives by autograd need the other form."""
+        torch.nn.functional.softplus(x, 1.0, _LINEAR, out=out)  # type: ignore[call-arg]
+
     def first(self, x: Tensor) -> Tensor:
         """sigmoid(x), elementwise."""
         return torch.sigmoid(x)
@@ -57,6 +80,17 @@ class Softplus(Activation):
     def second(self, x: Tensor) -> Tensor:
         """sigmoid(x) sigmoid(-x), elementwise."""
         return torch.sigmoid(x) * torch.sigmoid(-x)
+
+    def third(self, x: Tensor) -> Tensor:
+        """sigmoid(x) sigmoid(-x) (sigmoid(-x) - sigmoid(x)), elementwise."""
+        first, complement = torch.sigmoid(x), torch.sigmoid(-x)
+        return (complement - first) * (first * complement)
+
+    def derivatives(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """First, second and third derivative, elementwise, from one pair of sigmoids."""
+        first, complement = torch.sigmoid(x), (-x).sigmoid_()
+        second = first * complement
+        return first, second, complement.sub_(first).mul_(second)
 
 
 class GaussianSoftplus(Activation):
@@ -74,6 +108,10 @@ class GaussianSoftplus(Activation):
     def second(self, x: Tensor) -> Tensor:
         """phi(x), the standard normal density, elementwise."""
         return torch.exp(-0.5 * x.square()) / math.sqrt(2.0 * math.pi)
+
+    def third(self, x: Tensor) -> Tensor:
+        """-x phi(x), elementwise."""
+        return -x * self.second(x)
 
 
 class ReLU(Activation):
@@ -95,6 +133,10 @@ class ReLU(Activation):
             "relu has no usable second derivative (zero almost everywhere, so a Hessian or a log-determinant built "
             "on it is meaningless); choose activation 'softplus' or 'gaussian_softplus' where Hessians are needed."
         )
+
+    def third(self, x: Tensor) -> Tensor:
+        """Always raises, as ``second`` does."""
+        return self.second(x)
 
 
 _ACTIVATIONS: dict[str, type[Activation]] = {

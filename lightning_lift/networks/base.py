@@ -4,8 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, jacrev, vmap
+
+from lightning_lift.networks.hessian_vector import AutogradLinearization, Linearization
 
 
 class Derivatives(NamedTuple):
@@ -85,6 +88,74 @@ class ConvexNetwork(nn.Module, ABC):
         hessian = vmap(jacrev(lambda point: grad_and_value(energy)(point)[0]))(x) if order == 2 else None
         return Derivatives(value, gradient, hessian)
 
+    def gradient_logdet(
+        self, x: Tensor, weights: Mapping[str, Tensor], chunk_size: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient and the log-determinant of the Hessian: what a convex potential flow is trained with.
+
+        The generic form: ``derivatives`` and a Cholesky factor, differentiable by autograd in ``weights`` and ``x``.
+
+        Args:
+            x: points, shape (N, D).
+            weights: replacement tensors by parameter name.
+            chunk_size: rows at a time; None for all at once.
+
+        Returns:
+            grad E, shape (N, D), and log det Hess E, shape (N,). The log-determinant is NaN at a point whose Hessian
+            is not finite, or not positive definite in this precision: a training run that diverges shows it in its
+            loss. (Positive definite means a ``strong_convexity`` above round-off of the largest eigenvalue: raise it,
+            or use float64.)
+
+        Raises:
+            ValueError: points of the wrong shape, or a chunk_size below 1.
+            NotImplementedError: the network is not twice differentiable.
+        """
+        self.check_order(2)
+        check_points(x, self.dim)
+        check_chunk_size(chunk_size)
+        gradients, logdets = [], []
+        for rows in x.split(chunk_size or max(len(x), 1)):
+            _, gradient, hessian = self.derivatives(rows, weights)
+            assert hessian is not None
+            gradients.append(gradient)
+            logdets.append(cholesky_logdet(hessian))
+        return torch.cat(gradients), torch.cat(logdets)
+
+    def linearize(self, x: Tensor, weights: Mapping[str, Tensor]) -> Linearization:
+        """Value, gradient and the Hessian as a linear map, which is never built; pure in ``weights``.
+
+        The generic form through ``torch.func``; override it with a closed form to be fast.
+
+        Args:
+            x: points, shape (N, D).
+            weights: replacement tensors by parameter name.
+
+        Raises:
+            NotImplementedError: the network is not twice differentiable.
+        """
+        self.check_order(2)
+        check_points(x, self.dim)
+        replacements = dict(weights)
+
+        def energy(points: Tensor) -> Tensor:
+            result: Tensor = functional_call(self, replacements, (points,))
+            return result
+
+        return AutogradLinearization(energy, x)
+
+    def hessian_vector(self, x: Tensor, weights: Mapping[str, Tensor], v: Tensor) -> Tensor:
+        """Hess E(x) v, without building the Hessian; differentiable in ``weights`` and ``x``.
+
+        Args:
+            x: points, shape (N, D).
+            weights: replacement tensors by parameter name.
+            v: one vector a point, shape (N, D), or m of them, shape (N, D, m).
+
+        Returns:
+            The shape of ``v``.
+        """
+        return self.linearize(x, weights)(v)
+
     def check_order(self, order: int) -> None:
         """Refuses an order of derivatives that this network cannot give.
 
@@ -99,6 +170,24 @@ class ConvexNetwork(nn.Module, ABC):
                 f"{type(self).__name__} is not twice differentiable (its activation has a kink), so its Hessian is "
                 "useless; choose activation 'softplus' or 'gaussian_softplus'."
             )
+
+
+def cholesky_logdet(hessian: Tensor) -> Tensor:
+    """log det of positive definite matrices (N, D, D), shape (N,); NaN, never an error, where one is not."""
+    factor, info = torch.linalg.cholesky_ex(hessian)
+    logdet: Tensor = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    # Multiplied, not selected: the gradient of such a row is then NaN too, and cannot pass for a zero.
+    return logdet * torch.ones_like(logdet).masked_fill(info != 0, torch.nan)
+
+
+def check_chunk_size(chunk_size: int | None) -> None:
+    """Refuses a chunk size that is no number of rows.
+
+    Raises:
+        ValueError: ``chunk_size`` is below 1.
+    """
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size={chunk_size}: give at least one row at a time, or None for the fastest size.")
 
 
 def check_points(x: Tensor, dim: int) -> None:

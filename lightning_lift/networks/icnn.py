@@ -2,38 +2,60 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_lift.networks.activations import ActivationName, make_activation
-from lightning_lift.networks.base import ConvexNetwork, Derivatives, check_points
+from lightning_lift.networks.actnorm import ActNorm
+from lightning_lift.networks.base import (
+    ConvexNetwork,
+    Derivatives,
+    check_chunk_size,
+    check_points,
+    cholesky_logdet,
+)
+from lightning_lift.networks.gradient_logdet import NetworkTensors, gradient_logdet
+from lightning_lift.networks.hessian_vector import LayeredLinearization
 from lightning_lift.networks.initialization import WeightInit, initialize_nonnegative_
+
+_SOFTPLUS_INVERSE_OF_1 = math.log(math.expm1(1.0))
 
 
 class ConvexLayer(nn.Module):
-    """Parameters of one hidden layer: T_l (nonnegative), A_l and c_l.
+    """Parameters of one hidden layer: T_l (nonnegative), A_l and c_l, and its ActNorm.
 
     Args:
         dim: input dimension D of the whole network.
         fan_in: width of the layer before; 0 for the first layer, which has no T.
         width: number of units h.
+        actnorm: normalise the units before the activation.
     """
 
-    def __init__(self, dim: int, fan_in: int, width: int) -> None:
+    def __init__(self, dim: int, fan_in: int, width: int, actnorm: bool = False) -> None:
         super().__init__()
         self.hidden_weight = nn.Parameter(torch.empty(width, fan_in)) if fan_in else None
         self.input_weight = nn.Parameter(torch.empty(width, dim))
         self.bias = nn.Parameter(torch.empty(width))
+        self.actnorm = ActNorm(width) if actnorm else None
 
 
 class _Tensors(NamedTuple):
-    """The tensors of one call: effective T (None first), A and c by layer, then t and a."""
+    """The tensors of one call, with fan-ins, ActNorms and learned scales folded in.
+
+    Attributes:
+        layers: T (None first), A and c of each layer.
+        output_weight: t.
+        output_input_weight: a.
+        strong_convexity: k.
+    """
 
     layers: list[tuple[Tensor | None, Tensor, Tensor]]
     output_weight: Tensor
     output_input_weight: Tensor
+    strong_convexity: Tensor | float
 
 
 class ICNN(ConvexNetwork):
@@ -46,7 +68,9 @@ class ICNN(ConvexNetwork):
         dim: input dimension D.
         widths: units of each hidden layer, first to last.
         activation: ``softplus``, ``gaussian_softplus`` (x Phi(x) + phi(x)), or ``relu`` (no Hessians).
-        strong_convexity: k, the coefficient of |x|^2 / 2; the Hessian's eigenvalues are at least k.
+        strong_convexity: k, the coefficient of |x|^2 / 2; the Hessian's eigenvalues are at least k. ``learned``:
+            F(x) = softplus(w1) E_0(x) + softplus(w0) |x|^2 / 2 with E_0 the network without its quadratic term and
+            free scalars w1, w0 (Huang et al., Convex potential flows, 2021), both factors 1 at the start.
         divide_by_fan_in: divide T_l and t by the number of units they sum over inside the layer, so that the stored
             weights are of order one at any width.
         weight_init: start of the effective T_l and t: ``folded_normal`` (mean 1/sqrt(fan_in)), ``principled``
@@ -54,6 +78,7 @@ class ICNN(ConvexNetwork):
         weight_init_value: only for ``constant``: the sum of the weights of one output at the start.
         free_weight_std: standard deviation of A_l and a at the start; None for Xavier uniform.
         bias_std: standard deviation of c_l at the start (0: zero, or the bias of the principled start).
+        actnorm: an ActNorm before each activation; ``initialize_actnorm_`` starts them from data.
 
     Raises:
         ValueError: a width or dimension below 1, no hidden layer, a negative k or spread, an unknown name.
@@ -66,19 +91,23 @@ class ICNN(ConvexNetwork):
         dim: int,
         widths: Sequence[int] = (64, 64, 64),
         activation: ActivationName = "softplus",
-        strong_convexity: float = 0.02,
+        strong_convexity: float | Literal["learned"] = 0.02,
         divide_by_fan_in: bool = False,
         weight_init: WeightInit = "folded_normal",
         weight_init_value: float = math.log(2.0),
         free_weight_std: float | None = None,
         bias_std: float = 0.0,
+        actnorm: bool = False,
     ) -> None:
         super().__init__()
         if dim < 1:
             raise ValueError(f"dim={dim}: an ICNN needs at least one input.")
         if not widths or min(widths) < 1:
             raise ValueError(f"widths={list(widths)}: give at least one hidden layer, each of at least one unit.")
-        if not (strong_convexity >= 0.0 and math.isfinite(strong_convexity)):
+        if isinstance(strong_convexity, str):
+            if strong_convexity != "learned":
+                raise ValueError(f"strong_convexity={strong_convexity!r}: give a number >= 0, or 'learned'.")
+        elif not (strong_convexity >= 0.0 and math.isfinite(strong_convexity)):
             raise ValueError(f"strong_convexity={strong_convexity}: must be finite and not negative.")
         for name, spread in (("free_weight_std", free_weight_std), ("bias_std", bias_std)):
             if spread is not None and not spread >= 0.0:
@@ -87,18 +116,28 @@ class ICNN(ConvexNetwork):
         self.activation = make_activation(activation)
         self.twice_differentiable = self.activation.twice_differentiable
         self.divide_by_fan_in = divide_by_fan_in
-        self._strong_convexity = float(strong_convexity)
+        self.actnorm = actnorm
         self.layers = nn.ModuleList(
-            ConvexLayer(dim, fan_in, width) for fan_in, width in zip((0, *widths[:-1]), widths, strict=True)
+            ConvexLayer(dim, fan_in, width, actnorm) for fan_in, width in zip((0, *widths[:-1]), widths, strict=True)
         )
         self.output_weight = nn.Parameter(torch.empty(widths[-1]))
         self.output_input_weight = nn.Parameter(torch.empty(dim))
+        self.learned_scales = isinstance(strong_convexity, str)
+        if isinstance(strong_convexity, str):
+            self._strong_convexity = 0.0
+            self.raw_output_scale = nn.Parameter(torch.tensor(_SOFTPLUS_INVERSE_OF_1))
+            self.raw_strong_convexity = nn.Parameter(torch.tensor(_SOFTPLUS_INVERSE_OF_1))
+        else:
+            self._strong_convexity = float(strong_convexity)
         self._initialize(weight_init, weight_init_value, free_weight_std, bias_std)
 
     @property
     def strong_convexity(self) -> float:
-        """k, the smallest eigenvalue that the Hessian can have."""
-        return self._strong_convexity
+        """k, the smallest eigenvalue that the Hessian can have; 0 where a learned k was taken over (emitted)."""
+        if not self.learned_scales:
+            return self._strong_convexity
+        raw: Tensor | None = self.raw_strong_convexity
+        return 0.0 if raw is None else float(_softplus(raw.detach()))
 
     def _initialize(self, how: WeightInit, value: float, free_std: float | None, bias_std: float) -> None:
         with torch.no_grad():
@@ -165,8 +204,10 @@ class ICNN(ConvexNetwork):
         """
         self.check_order(order)
         check_points(x, self.dim)
-        tensors = self._tensors(weights)
-        activation, k = self.activation, self._strong_convexity
+        return self._sweep(x, self._tensors(weights), order)
+
+    def _sweep(self, x: Tensor, tensors: _Tensors, order: int) -> Derivatives:
+        activation, k = self.activation, tensors.strong_convexity
         pre_activations: list[Tensor] = []
         slopes: list[Tensor] = []
         jacobians: list[Tensor] = []  # (N, D, h): the next layer is then one matrix product over N * D rows
@@ -200,12 +241,116 @@ class ICNN(ConvexNetwork):
                 adjoint = mu @ hidden
         return Derivatives(value, gradient, hessian)
 
+    def gradient_logdet(
+        self, x: Tensor, weights: Mapping[str, Tensor], chunk_size: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient and the log-determinant of the Hessian, by ``networks/gradient_logdet.py``.
+
+        Its backward is written by hand; a graph of that backward (``create_graph=True``) can be had, and is as slow as
+        ``derivatives``. The transforms of ``torch.func`` do not go through it: use ``derivatives`` under them.
+
+        Args:
+            x: points, shape (N, D).
+            weights: replacement tensors by parameter name.
+            chunk_size: rows of the layers' Jacobians (N, D, units of all layers) at a time; None for as many as fit
+                the processor's cache.
+        """
+        self.check_order(2)
+        check_points(x, self.dim)
+        check_chunk_size(chunk_size)
+        layers, output, output_inputs, k = self._tensors(weights)
+        tensors = NetworkTensors(
+            k if isinstance(k, Tensor) else x.new_tensor(k),
+            output_inputs,
+            output,
+            [hidden for hidden, _, _ in layers if hidden is not None],
+            [inputs for _, inputs, _ in layers],
+            [bias for _, _, bias in layers],
+        )
+        return gradient_logdet(self.activation, x, tensors, self._plain_gradient_logdet, chunk_size)
+
+    def _plain_gradient_logdet(self, x: Tensor, tensors: NetworkTensors) -> tuple[Tensor, Tensor]:
+        """The same two results through ``derivatives``, for a second differentiation."""
+        k, output_inputs, output, hidden, inputs, biases = tensors
+        layers = list(zip((None, *hidden), inputs, biases, strict=True))
+        _, gradient, hessian = self._sweep(x, _Tensors(layers, output, output_inputs, k), 2)
+        assert hessian is not None
+        return gradient, cholesky_logdet(hessian)
+
+    def linearize(self, x: Tensor, weights: Mapping[str, Tensor]) -> LayeredLinearization:
+        """Value, gradient and the closed-form product with the Hessian, which is never built.
+
+        Args:
+            x: points, shape (N, D).
+            weights: replacement tensors by parameter name.
+        """
+        self.check_order(2)
+        check_points(x, self.dim)
+        tensors = self._tensors(weights)
+        pre_activations: list[Tensor] = []
+        z: Tensor | None = None
+        for hidden, inputs, bias in tensors.layers:
+            pre = torch.addmm(bias, x, inputs.T)
+            pre = pre if hidden is None or z is None else torch.addmm(pre, z, hidden.T)
+            pre_activations.append(pre)
+            z = self.activation.value(pre)
+        assert z is not None
+        slopes = [self.activation.first(pre) for pre in pre_activations]
+        curvatures: list[Tensor] = []  # last layer first, until turned round
+        gradient = tensors.strong_convexity * x + tensors.output_input_weight
+        adjoint = tensors.output_weight.expand_as(z)
+        for (hidden, inputs, _), pre, slope in zip(
+            reversed(tensors.layers), reversed(pre_activations), reversed(slopes), strict=True
+        ):
+            curvatures.append(adjoint * self.activation.second(pre))
+            mu = adjoint * slope
+            gradient = gradient + mu @ inputs
+            adjoint = adjoint if hidden is None else mu @ hidden
+        layers = [(hidden, inputs) for hidden, inputs, _ in tensors.layers]
+        value = self._close(x, z, tensors)
+        return LayeredLinearization(value, gradient, layers, slopes, curvatures[::-1], tensors.strong_convexity)
+
+    @torch.no_grad()
+    def initialize_actnorm_(self, x: Tensor, weights: Mapping[str, Tensor]) -> None:
+        """Starts the ActNorms from data: over these rows, what enters an activation has mean 0 and variance 1.
+
+        Layer by layer, each behind the ones before as just started. A no-op for layers started before, and for a
+        network without ActNorm.
+
+        Args:
+            x: rows of the data as they reach this network, shape (N, D).
+            weights: the weights at the start, by parameter name, as ``derivatives`` takes them.
+
+        Raises:
+            ValueError: points of the wrong shape, no rows, or rows that are not finite.
+            RuntimeError: the ActNorms' parameters were taken over by a parameterization.
+        """
+        norms = [layer.actnorm for layer in self._layers() if layer.actnorm is not None]
+        if all(norm.initialized for norm in norms):
+            return
+        check_points(x, self.dim)
+        z: Tensor | None = None
+        plain = self._tensors(weights, fold_actnorm=False)
+        for layer, (hidden, inputs, bias) in zip(self._layers(), plain.layers, strict=True):
+            assert layer.actnorm is not None
+            scale: Tensor | None = layer.actnorm.log_scale
+            if scale is None:
+                raise RuntimeError(
+                    "the ActNorms of this ICNN were taken over by a parameterization that emits every parameter, so "
+                    "they cannot be started from data; use actnorm with Lift(emit='constrained') (emit: constrained)."
+                )
+            pre = torch.addmm(bias, x, inputs.T)
+            if hidden is not None and z is not None:
+                pre = torch.addmm(pre, z, hidden.T)
+            layer.actnorm.initialize_(pre)
+            z = self.activation.value(layer.actnorm(pre))
+
     def _close(self, x: Tensor, z: Tensor, tensors: _Tensors) -> Tensor:
         linear = z @ tensors.output_weight + x @ tensors.output_input_weight
-        energy: Tensor = linear + 0.5 * self._strong_convexity * x.square().sum(1)
+        energy: Tensor = linear + 0.5 * tensors.strong_convexity * x.square().sum(1)
         return energy
 
-    def _tensors(self, weights: Mapping[str, Tensor]) -> _Tensors:
+    def _tensors(self, weights: Mapping[str, Tensor], fold_actnorm: bool = True) -> _Tensors:
         """Effective tensors: those handed in, this module's own for the rest."""
 
         def fetch(module: nn.Module, prefix: str, name: str) -> Tensor:
@@ -218,13 +363,28 @@ class ICNN(ConvexNetwork):
             return tensor
 
         layers: list[tuple[Tensor | None, Tensor, Tensor]] = []
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self._layers()):
             prefix = f"layers.{index}."
             hidden = None
             if index:
                 hidden = fetch(layer, prefix, "hidden_weight")
                 hidden = hidden / hidden.shape[1] if self.divide_by_fan_in else hidden
-            layers.append((hidden, fetch(layer, prefix, "input_weight"), fetch(layer, prefix, "bias")))
-        output = fetch(self, "", "output_weight")
+            inputs, bias = fetch(layer, prefix, "input_weight"), fetch(layer, prefix, "bias")
+            if fold_actnorm and layer.actnorm is not None:
+                prefix += "actnorm."
+                scale = fetch(layer.actnorm, prefix, "log_scale").exp()
+                hidden = None if hidden is None else scale.unsqueeze(1) * hidden
+                inputs = scale.unsqueeze(1) * inputs
+                bias = scale * (bias + fetch(layer.actnorm, prefix, "bias"))
+            layers.append((hidden, inputs, bias))
+        output, output_inputs = fetch(self, "", "output_weight"), fetch(self, "", "output_input_weight")
         output = output / output.shape[0] if self.divide_by_fan_in else output
-        return _Tensors(layers, output, fetch(self, "", "output_input_weight"))
+        if not self.learned_scales:
+            return _Tensors(layers, output, output_inputs, self._strong_convexity)
+        scale = _softplus(fetch(self, "", "raw_output_scale"))
+        k = _softplus(fetch(self, "", "raw_strong_convexity"))
+        return _Tensors(layers, scale * output, scale * output_inputs, k)
+
+
+def _softplus(raw: Tensor) -> Tensor:
+    return -F.logsigmoid(-raw)  # F.softplus has a threshold

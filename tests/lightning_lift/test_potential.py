@@ -21,6 +21,22 @@ def test_logdet_equals_slogdet_of_the_hessian_in_float64() -> None:
     torch.testing.assert_close(potential.logdet(x), torch.linalg.slogdet(potential.hessian(x)).logabsdet)
 
 
+def test_gradient_logdet_agrees_with_the_hessian_and_runs_in_float32_under_autocast() -> None:
+    potential = potential_of(ICNN(3, (8, 8), strong_convexity="learned", actnorm=True))
+    x = torch.randn(5, 3)
+    expected = potential.gradient(x), torch.linalg.slogdet(potential.hessian(x)).logabsdet
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = potential.gradient_logdet(x, chunk_size=2)
+        assert potential.gradient_logdet(x.bfloat16())[1].dtype == torch.float32
+    for mine, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, reference)
+
+
+def test_gradient_logdet_refuses_points_of_the_wrong_shape() -> None:
+    with pytest.raises(ValueError, match=r"expected \(N, 3\)"):
+        potential_of(ICNN(3, (4,))).gradient_logdet(torch.zeros(2, 4))
+
+
 def test_pieces_agree_with_the_single_sweep() -> None:
     potential = potential_of(ICNN(3, (8, 8)))
     x = torch.randn(5, 3)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from lightning_lift.networks import ICNN, ConvexNetwork
+from lightning_lift.parameterizations import Lift, ProjectedGradient
+from lightning_lift.potential import Potential
 from lightning_lift.testing import NetworkContract
 from tests.problems import potential_of
 
@@ -31,6 +33,116 @@ class TestDividedByFanIn(NetworkContract):
 class TestOneLayer(NetworkContract):
     def make(self, dim: int) -> ConvexNetwork:
         return ICNN(dim, widths=(16,), strong_convexity=0.0)
+
+
+class TestLearnedScales(NetworkContract):
+    def make(self, dim: int) -> ConvexNetwork:
+        return ICNN(dim, widths=(16, 12), strong_convexity="learned", bias_std=0.3)
+
+
+class TestActNormInside(NetworkContract):
+    def make(self, dim: int) -> ConvexNetwork:
+        network = ICNN(dim, (16, 12), strong_convexity="learned", actnorm=True, divide_by_fan_in=True, bias_std=0.3)
+        network.initialize_actnorm_(torch.randn(32, dim), {})
+        return network
+
+
+def test_learned_scales_and_actnorm_are_the_stated_formula() -> None:
+    torch.manual_seed(0)
+    network = ICNN(2, widths=(5, 4), strong_convexity="learned", actnorm=True, bias_std=1.0).double()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.2 * torch.rand_like(parameter))
+    p = {name: tensor.detach() for name, tensor in network.named_parameters()}
+    x = torch.randn(7, 2, dtype=torch.float64)
+    z = None
+    for layer in ("layers.0", "layers.1"):
+        pre = x @ p[f"{layer}.input_weight"].T + p[f"{layer}.bias"]
+        pre = pre if z is None else pre + z @ p[f"{layer}.hidden_weight"].T
+        pre = torch.exp(p[f"{layer}.actnorm.log_scale"]) * (pre + p[f"{layer}.actnorm.bias"])
+        z = torch.log1p(torch.exp(pre))
+    energy = z @ p["output_weight"] + x @ p["output_input_weight"]
+    w1, w0 = (torch.log1p(torch.exp(p[name])) for name in ("raw_output_scale", "raw_strong_convexity"))
+    torch.testing.assert_close(network(x), w1 * energy + w0 * 0.5 * x.square().sum(1))
+    assert network.strong_convexity == pytest.approx(float(w0))
+
+
+def test_learned_scales_start_at_one() -> None:
+    networks = []
+    for k in ("learned", 1.0):
+        torch.manual_seed(0)
+        networks.append(ICNN(2, (8, 8), strong_convexity=k))
+    x = torch.randn(5, 2)
+    torch.testing.assert_close(networks[0](x), networks[1](x))
+
+
+def test_without_the_options_the_state_is_as_before() -> None:
+    """Checkpoints written before ActNorm and learned scales existed must load."""
+    names = ["output_weight", "output_input_weight", "layers.0.input_weight", "layers.0.bias"]
+    names += ["layers.1.hidden_weight", "layers.1.input_weight", "layers.1.bias"]
+    assert list(ICNN(2, (4, 4)).state_dict()) == names
+
+
+def pre_activations(network: ICNN, x: torch.Tensor) -> list[torch.Tensor]:
+    seen: list[torch.Tensor] = []
+    for layer in network.layers:
+        layer.actnorm.register_forward_hook(lambda module, args, out: seen.append(out))
+    z = None
+    for layer in network.layers:
+        pre = x @ layer.input_weight.T + layer.bias
+        if z is not None:
+            pre = pre + z @ (layer.hidden_weight / layer.hidden_weight.shape[1]).T
+        z = network.activation.value(layer.actnorm(pre))
+    return seen
+
+
+def test_actnorms_start_with_centred_units_of_variance_one() -> None:
+    torch.manual_seed(0)
+    network = ICNN(3, (8, 6, 4), actnorm=True, divide_by_fan_in=True, bias_std=1.0).double()
+    x = 3.0 * torch.randn(200, 3, dtype=torch.float64) + 1.0
+    network.initialize_actnorm_(x, {})
+    for pre in pre_activations(network, x):
+        torch.testing.assert_close(pre.mean(0), torch.zeros_like(pre[0]), rtol=0, atol=1e-10)
+        torch.testing.assert_close(pre.var(0, correction=0), torch.ones_like(pre[0]))
+
+
+def test_actnorms_start_under_the_weights_handed_in_and_only_once() -> None:
+    torch.manual_seed(0)
+    network, x = ICNN(2, (8, 8), actnorm=True), torch.randn(64, 2)
+    bound = ProjectedGradient().bind(network)
+    doubled = {name: 2.0 * weight for name, weight in bound.weights().items()}
+    network.initialize_actnorm_(x, doubled)
+    first = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    pre = torch.addmm(network.layers[1].bias, x, network.layers[1].input_weight.T)
+    z = network.activation.value(network.layers[0].actnorm(x @ network.layers[0].input_weight.T))
+    out = network.layers[1].actnorm(pre + z @ doubled["layers.1.hidden_weight"].T)
+    torch.testing.assert_close(out.var(0, correction=0), torch.ones(8), rtol=1e-4, atol=1e-4)
+    network.initialize_actnorm_(5.0 * x, bound.weights())
+    assert all(torch.equal(tensor, first[name]) for name, tensor in network.state_dict().items())
+
+
+def test_starting_without_actnorm_does_nothing() -> None:
+    network = ICNN(2, (4,))
+    before = network.output_weight.clone()
+    network.initialize_actnorm_(torch.randn(4, 2), {})
+    assert torch.equal(network.output_weight, before)
+
+
+def test_everything_emitted_by_a_lift() -> None:
+    """Emitted scales and ActNorms are read; k is then unknown, and data cannot start the ActNorms."""
+    torch.manual_seed(0)
+    network = ICNN(2, (8, 8), strong_convexity="learned", actnorm=True)
+    lift = Lift(emit="all", slack_start=-1.0).bind(network)
+    assert not list(network.parameters())
+    assert network.strong_convexity == 0.0
+    x = torch.randn(5, 2)
+    weights = lift.weights(x)
+    value = Potential(network, weights).value(x)
+    for name in ("raw_output_scale", "raw_strong_convexity", "layers.1.actnorm.log_scale", "layers.0.actnorm.bias"):
+        moved = Potential(network, {**weights, name: weights[name] + 0.5}).value(x)
+        assert (moved - value).abs().max() > 1e-3, f"{name} is not read"
+    with pytest.raises(RuntimeError, match="emit: constrained"):
+        network.initialize_actnorm_(x, weights)
 
 
 def test_forward_is_the_stated_formula() -> None:
@@ -104,6 +216,7 @@ def test_relu_is_refused_where_hessians_are_needed() -> None:
         ({"widths": (8, 0)}, r"widths=\[8, 0\]"),
         ({"strong_convexity": -1.0}, "strong_convexity=-1.0"),
         ({"strong_convexity": math.nan}, "strong_convexity=nan"),
+        ({"strong_convexity": "free"}, "'free'.*'learned'"),
         ({"free_weight_std": -1.0}, "free_weight_std=-1.0"),
         ({"bias_std": -0.5}, "bias_std=-0.5"),
         ({"activation": "tanh"}, "'tanh'"),
