@@ -1,0 +1,285 @@
+"""The map of a convex potential flow: blocks of an ActNorm and the gradient of a convex network, composed."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lightning_lift.flows.inverse import InverseResult, default_tolerance, invert
+from lightning_lift.flows.logdet import ExactLogDet, LogDet, LogDetResult
+from lightning_lift.networks.actnorm import ActNorm
+from lightning_lift.networks.base import ConvexNetwork, check_points, cholesky_logdet
+from lightning_lift.networks.icnn import ICNN
+from lightning_lift.potential import Potential
+
+
+class FlowBlock(nn.Module):
+    """The parameters of one block, x -> grad F(s(x)) with s an ActNorm.
+
+    Args:
+        network: F.
+        actnorm: whether there is an ActNorm before it.
+
+    Raises:
+        ValueError: a network whose gradient is no invertible map.
+    """
+
+    def __init__(self, network: ConvexNetwork, actnorm: bool) -> None:
+        super().__init__()
+        check_invertible(network)
+        self.actnorm = ActNorm(network.dim) if actnorm else None
+        self.network = network
+
+    @torch.no_grad()
+    def initialize_(self, x: Tensor, potential: Potential) -> Tensor:
+        """Starts the ActNorms before and inside the network from data; those started before stay.
+
+        Args:
+            x: rows as they reach this block, shape (N, D).
+            potential: the network under its present weights.
+
+        Returns:
+            The rows as they leave it, shape (N, D).
+        """
+        if self.actnorm is not None:
+            self.actnorm.initialize_(x)
+            x = self.actnorm(x)
+        inner = getattr(self.network, "initialize_actnorm_", None)
+        if inner is not None:
+            inner(x, potential.weights)
+        return potential.gradient(x)
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether no ActNorm in this block waits for data."""
+        return all(bool(part.initialized) for part in self.modules() if isinstance(part, ActNorm))
+
+
+class FlowStage(NamedTuple):
+    """One block with its weights bound.
+
+    Attributes:
+        log_scale: of the ActNorm, shape (D,); None without one.
+        bias: of the ActNorm, shape (D,); None without one.
+        potential: F.
+    """
+
+    log_scale: Tensor | None
+    bias: Tensor | None
+    potential: Potential
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """s(x) = exp(log_scale) * (x + bias), shape (N, D)."""
+        if self.log_scale is None or self.bias is None:
+            return x
+        return self.log_scale.exp() * (x + self.bias)
+
+    def denormalize(self, u: Tensor) -> Tensor:
+        """The x with s(x) = u, shape (N, D)."""
+        if self.log_scale is None or self.bias is None:
+            return u
+        return u * (-self.log_scale).exp() - self.bias
+
+    def to(self, dtype: torch.dtype) -> "FlowStage":
+        """The same in another precision, differentiable in this one's tensors."""
+        network = self.potential.network
+        # Free tensors are handed in like the nonnegative ones: the network itself keeps its precision.
+        own = {**dict(network.named_parameters()), **dict(network.named_buffers()), **self.potential.weights}
+        weights = {name: tensor.to(dtype) for name, tensor in own.items() if tensor.is_floating_point()}
+        scale, bias = (None if t is None else t.to(dtype) for t in (self.log_scale, self.bias))
+        return FlowStage(scale, bias, Potential(network, weights))
+
+
+class FlowMap:
+    """f = f_B o ... o f_1 with f_b(x) = grad F_b(s_b(x)), all weights bound: the map from data to noise.
+
+    Each F_b is strongly convex, so that f is one to one and onto, and log det of its Jacobian is the sum of
+    log det Hess F_b and the ActNorms' log scales (Huang et al., Convex potential flows, ICLR 2021, section 3).
+
+    Args:
+        stages: the blocks, first to last.
+        tolerance: of the inverse, see ``flows.inverse.invert``; None for its default.
+
+    Raises:
+        ValueError: no stages.
+    """
+
+    def __init__(self, stages: Sequence[FlowStage], tolerance: float | None = None) -> None:
+        if not stages:
+            raise ValueError("a flow needs at least one block.")
+        self.stages = tuple(stages)
+        self.tolerance = tolerance
+
+    @property
+    def dim(self) -> int:
+        """Dimension D."""
+        return self.stages[0].potential.dim
+
+    def to(self, dtype: torch.dtype) -> "FlowMap":
+        """The same map in another precision, differentiable in this one's tensors."""
+        return FlowMap([stage.to(dtype) for stage in self.stages], self.tolerance)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The image and the exact log-determinant of the Jacobian, differentiable in the weights and in x.
+
+        Args:
+            x: points, shape (N, D).
+
+        Returns:
+            f(x), shape (N, D), and log det Df(x), shape (N,).
+        """
+        result = self.estimate(x, ExactLogDet())
+        return result.gradient, result.logdet
+
+    def estimate(self, x: Tensor, logdet: LogDet) -> LogDetResult:
+        """``forward`` with a log-determinant of another kind.
+
+        Args:
+            x: points, shape (N, D).
+            logdet: the estimator, applied to each block.
+
+        Returns:
+            As for one potential, through all blocks: ``gradient`` is f(x), ``standard_error`` the sum over the blocks
+            (a bound: their probes may be the same), ``residual`` the largest.
+        """
+        check_points(x, self.dim)
+        total = error = residual = x.new_zeros(x.shape[0])
+        converged = torch.ones_like(total, dtype=torch.bool)
+        for stage in self.stages:
+            own = logdet(stage.potential, stage.normalize(x))
+            x, total, error = own.gradient, total + own.logdet, error + own.standard_error
+            residual, converged = torch.maximum(residual, own.residual), converged & own.converged
+            if stage.log_scale is not None:
+                total = total + stage.log_scale.sum()
+        return LogDetResult(x, total, error, residual, converged)
+
+    def map(self, x: Tensor) -> Tensor:
+        """f(x) alone, shape (N, D)."""
+        check_points(x, self.dim)
+        for stage in self.stages:
+            x = stage.potential.gradient(stage.normalize(x))
+        return x
+
+    @torch.no_grad()
+    def inverse(self, y: Tensor) -> InverseResult:
+        """The points with f(x) = y.
+
+        Block by block, last to first. Points that miss the tolerance in float32 are solved once more in float64 and
+        rounded, on devices that have it.
+
+        Args:
+            y: shape (N, D).
+
+        Returns:
+            The points (N, D); ``residual`` is |f(x) - y| through all blocks, before a float64 solution is rounded;
+            ``converged`` says that it is within tolerance * (1 + |y|); ``iterations`` are those of all blocks.
+        """
+        check_points(y, self.dim)
+        tolerance = self._tolerance(y.dtype)
+        result = self._solve(y, tolerance)
+        again = ~result.converged & torch.isfinite(y).all(1)
+        if y.dtype != torch.float32 or y.device.type == "mps" or not bool(again.any()):
+            return result
+        better = self.to(torch.float64)._solve(y[again].double(), tolerance)
+        result.x[again], result.residual[again] = better.x.to(y.dtype), better.residual.to(y.dtype)
+        result.converged[again] = better.converged
+        result.iterations[again] += better.iterations
+        return result
+
+    def _tolerance(self, dtype: torch.dtype) -> float:
+        if self.tolerance is not None:
+            return self.tolerance
+        # The round-off of one block is amplified by the blocks behind it.
+        return default_tolerance(dtype) * (1.0 if len(self.stages) == 1 or dtype == torch.float32 else 100.0)
+
+    def _solve(self, y: Tensor, tolerance: float) -> InverseResult:
+        x, iterations = y, torch.zeros(len(y), dtype=torch.long, device=y.device)
+        for stage in reversed(self.stages):
+            result = invert(stage.potential, x, tolerance=self.tolerance)
+            x, iterations = stage.denormalize(result.x), iterations + result.iterations
+        residual = result.residual if len(self.stages) == 1 else (self.map(x) - y).norm(dim=1)
+        return InverseResult(x, residual <= tolerance * (1.0 + y.norm(dim=1)), residual, iterations)
+
+    @torch.no_grad()
+    def hessian_condition(self, x: Tensor) -> Tensor:
+        """The largest condition number among the blocks' Hessians at each point, by eigenvalues in float64.
+
+        Args:
+            x: points, shape (N, D).
+
+        Returns:
+            Shape (N,), in the dtype of ``x``.
+        """
+        check_points(x, self.dim)
+        worst = torch.zeros_like(x[:, 0])
+        for stage in self.stages:
+            _, x, hessian = stage.potential.value_gradient_hessian(stage.normalize(x))
+            eigenvalues = torch.linalg.eigvalsh(hessian if x.device.type == "mps" else hessian.double())
+            worst = torch.maximum(worst, (eigenvalues[:, -1] / eigenvalues[:, 0]).to(x))
+        return worst
+
+
+def standard_normal_log_prob(y: Tensor) -> Tensor:
+    """log N(y; 0, I) in nats: shape (N, D) to (N,)."""
+    return -0.5 * y.square().sum(1) - 0.5 * y.shape[1] * math.log(2.0 * math.pi)
+
+
+def all_points(result: InverseResult) -> Tensor:
+    """The points of an inverse, all of them found.
+
+    Args:
+        result: of an inverse map.
+
+    Returns:
+        Shape (N, D).
+
+    Raises:
+        RuntimeError: some missed the tolerance.
+    """
+    failed = int((~result.converged).sum())
+    if failed:
+        raise RuntimeError(
+            f"{failed} of {len(result.x)} points were not found: their inverse missed its tolerance (largest residual "
+            f"{float(result.residual.max()):.2g}), in float64 too. inverse_map(y) returns what was found, with flags; "
+            "a larger strong_convexity or inverse_tolerance makes the problem easier."
+        )
+    return result.x
+
+
+class PlainLogDet(LogDet):
+    """The exact log-determinant in plain operations, for ``torch.export``: no chunks, and no backward of its own."""
+
+    kind = "exact"
+
+    def forward(self, potential: Potential, x: Tensor) -> LogDetResult:
+        """The map and its log-determinant; see ``LogDet``."""
+        _, gradient, hessian = potential.value_gradient_hessian(x)
+        logdet = cholesky_logdet(hessian)
+        zero = torch.zeros_like(logdet)
+        return LogDetResult(gradient, logdet, zero, zero, torch.isfinite(logdet))
+
+
+def check_invertible(network: ConvexNetwork) -> None:
+    """Refuses convex networks whose gradient is not known to be an invertible map with a Jacobian.
+
+    Args:
+        network: a block's network.
+
+    Raises:
+        ValueError: it is not twice differentiable, or has no quadratic term.
+    """
+    if not network.twice_differentiable:
+        raise ValueError(
+            f"{type(network).__name__} is not twice differentiable (a relu has a kink), so the gradient of it is "
+            "piecewise constant or linear: as a flow it has no log-determinant to train and no inverse. Choose "
+            "activation 'softplus' or 'gaussian_softplus'."
+        )
+    # A network of the user's own need not state a bound: whether it is strongly convex is then its author's affair.
+    if isinstance(network, ICNN) and network.strong_convexity == 0.0:
+        raise ValueError(
+            "strong_convexity=0: the gradient of such an ICNN is bounded, so the flow does not reach all of the "
+            "noise, its density does not integrate to 1 and it has no inverse for distant noise. Give a positive "
+            "strong_convexity, such as 0.02, or 'learned'."
+        )
