@@ -44,7 +44,7 @@ def bare(arm: str, steps: int) -> float:
     while done < steps:
         for batch in data.train_dataloader():
             optimizer.zero_grad()
-            module.loss(module.potential(batch), batch).backward()
+            module.batch_loss(batch).backward()
             torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
             optimizer.step()
             module.parameterization.project_()

@@ -70,7 +70,7 @@ def train(module: LogConcaveEBM, data: GumbelDataModule, optimizer: str, steps: 
         if step == steps:
             break
         update.zero_grad()
-        module.loss(module.potential(batch), batch).backward()
+        module.batch_loss(batch).backward()
         update.step()
         module.parameterization.project_()
     return found

@@ -14,13 +14,16 @@ WORKER = (
 )  # in a folder of its own: a script puts its folder first on the path
 
 
+NAMES = [f"{kind}_{arm}" for kind in ("ebm", "flow") for arm in ("pgd", "direct", "lift")]
+
+
 def train(processes: int, folder: Path) -> dict[str, dict[str, Any]]:
     folder.mkdir()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(WORKER), str(processes), str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return {arm: torch.load(folder / f"{arm}.pt", weights_only=True) for arm in ("pgd", "direct", "lift")}
+    return {arm: torch.load(folder / f"{arm}.pt", weights_only=True) for arm in NAMES}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict
     return train(1, folder / "one"), train(2, folder / "two")
 
 
-@pytest.mark.parametrize("arm", ["pgd", "direct", "lift"])
+@pytest.mark.parametrize("arm", NAMES)
 def test_two_processes_equal_one_on_the_joined_batch(runs: tuple[dict[str, Any], dict[str, Any]], arm: str) -> None:
     one, two = runs[0][arm], runs[1][arm]
     for name, weight in one["weights"].items():
@@ -37,7 +40,7 @@ def test_two_processes_equal_one_on_the_joined_batch(runs: tuple[dict[str, Any],
         assert error <= 1e-5, f"{name}: relative error {error:.2e}"
 
 
-@pytest.mark.parametrize("arm", ["pgd", "direct", "lift"])
+@pytest.mark.parametrize("arm", NAMES)
 def test_metrics_are_those_of_the_whole_test_set(runs: tuple[dict[str, Any], dict[str, Any]], arm: str) -> None:
     """101 rows do not split evenly: a mean of two means, or a padded shard, would show."""
     one, two = runs[0][arm]["metrics"], runs[1][arm]["metrics"]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 
-from datamodules import GumbelDataModule
+from datamodules import EightGaussiansDataModule, GumbelDataModule
 from lightning_lift.callbacks import CrossCovariance, DensityFigure, ShoulderOccupancy, WeightHistograms
-from lightning_lift.modules import LogConcaveEBM
+from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
 
@@ -25,12 +25,16 @@ def run(
     """Trains to the end, from the start or from a checkpoint, and gives the last checkpoint."""
     L.seed_everything(0, verbose=False)
     schedule = functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=STEPS)
-    module = LogConcaveEBM(
-        1, functools.partial(ICNN, widths=[8, 8]), ARMS[arm], lr_scheduler=schedule, learning_rate=2e-2
-    )
-    data = GumbelDataModule(
-        batch_size=16, batches_per_epoch=EPOCH, num_train=num_train, num_val=64, num_test=64, num_calibration=64
-    )
+    fitting: dict[str, Any] = {"lr_scheduler": schedule, "learning_rate": 2e-2}
+    sizes = {"batch_size": 16, "batches_per_epoch": EPOCH, "num_val": 64, "num_test": 64, "num_calibration": 64}
+    network = functools.partial(ICNN, widths=[8, 8])
+    module: L.LightningModule = LogConcaveEBM(1, network, ARMS[arm], **fitting)
+    data: L.LightningDataModule = GumbelDataModule(**sizes, num_train=num_train)
+    flow = settings.pop("flow", None)
+    if flow is not None:
+        network = functools.partial(ICNN, widths=[8, 8], strong_convexity="learned", actnorm=True)
+        module = ConvexPotentialFlow(2, network, ARMS[arm], num_blocks=2, logdet=flow, **fitting)
+        data = EightGaussiansDataModule(**sizes, num_train=num_train, std=0.5)
     averaging = [EMAWeightAveraging(decay=0.9)] if settings.pop("averaging", False) else []
     keep = ModelCheckpoint(dirpath=folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     watch = settings.pop("watch", [])
@@ -81,6 +85,17 @@ def test_resumed_from_mid_epoch_and_from_an_epochs_end(
             tmp_path / f"from{step}", arm, num_train, tmp_path / "whole" / f"step={step}.ckpt", averaging=averaging
         )
         assert_equal(whole, resumed)
+
+
+@pytest.mark.parametrize("averaging", [False, True], ids=["plain", "averaged"])
+@pytest.mark.parametrize(("arm", "flow"), [*((arm, "exact") for arm in ARMS), ("direct", "stochastic")])
+def test_flows_resume_from_mid_epoch(tmp_path: Path, arm: str, flow: str, averaging: bool) -> None:
+    """ActNorms do not start again from other rows, and a stochastic log-determinant draws the same probes."""
+    settings = {"flow": flow, "averaging": averaging, "limit_val_batches": 0}
+    whole = run(tmp_path / "whole", arm, None, **settings)
+    resumed = run(tmp_path / "resumed", arm, None, tmp_path / "whole" / f"step={EPOCH + 2}.ckpt", **settings)
+    assert_equal(whole, resumed)
+    assert all(bool(flag) for name, flag in whole["state_dict"].items() if name.endswith("initialized"))
 
 
 def test_resumed_with_every_callback_watching(tmp_path: Path) -> None:

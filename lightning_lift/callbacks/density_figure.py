@@ -4,18 +4,16 @@ from typing import Any
 
 import lightning as L
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from lightning_lift.callbacks._density_plot import DensityPicture, draw_density
-from lightning_lift.callbacks._logging import publish_figure, run_directory
-from lightning_lift.callbacks.periodic import WarnsOnce, check_count
-from lightning_lift.diagnostics.probe import undisturbed
+from lightning_lift.callbacks._scheduled_figure import ScheduledFigure, Stage, column_names, held_out_rows
 
 _POINTS = {1: 1001, 2: 161}  # along each dimension
-_MAX_ROWS = 20_000
 
 
-class DensityFigure(WarnsOnce):
+class DensityFigure(ScheduledFigure):
     """Draws the model's density: curves for one column, contours for two, in original units.
 
     It is drawn against the true density where the data module knows it, else against a histogram of held-out rows (of
@@ -34,89 +32,33 @@ class DensityFigure(WarnsOnce):
         ValueError: fewer than one step.
     """
 
+    label = "density"
+
     def __init__(self, every_n_steps: int = 1000) -> None:
-        super().__init__()
-        check_count("every_n_steps", every_n_steps)
-        self.every_n_steps = every_n_steps
-        self._last_step: int | None = None
+        super().__init__(every_n_steps)
 
-    @property
-    def state_key(self) -> str:
-        """Tells two instances with different settings apart in a checkpoint."""
-        return self._generate_state_key(every_n_steps=self.every_n_steps)
+    def figure(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, data: Any, stage: Stage
+    ) -> tuple[Figure | None, str]:
+        """Draws, or says why not.
 
-    def state_dict(self) -> dict[str, Any]:
-        """The step of the last figure in validation."""
-        return {"last_step": self._last_step}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` gave."""
-        self._last_step = state_dict["last_step"]
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """A training from step 0 has no figure before it."""
-        if trainer.global_step == 0:
-            self._last_step = None
-
-    # At the first batch rather than at the end of the epoch: the weights under evaluation are in place and calibrated,
-    # while weight averaging takes its average back at the end of the epoch, before or after this callback.
-
-    def on_validation_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Draws in validation, when it is time."""
-        if trainer.sanity_checking or batch_idx or dataloader_idx:
-            return
-        if trainer.state.fn != "fit":
-            self._draw(trainer, pl_module, "val", "density_val.png")
-            return
-        step = trainer.global_step
-        if self._last_step is None or step - self._last_step >= self.every_n_steps:
-            self._last_step = step
-            self._draw(trainer, pl_module, "val", f"density_step_{step:08d}.png")
-
-    def on_test_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Draws in test."""
-        if batch_idx == 0 and dataloader_idx == 0:
-            self._draw(trainer, pl_module, "test", "density_test.png")
-
-    def _draw(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str, file_name: str) -> None:
-        data = getattr(trainer, "datamodule", None)
-        calibrate, log_prob = (getattr(pl_module, name, None) for name in ("calibrate", "log_prob"))
-        if data is None or not callable(log_prob):
-            missing = (
-                "the trainer has no data module" if data is None else f"{type(pl_module).__name__} has no log_prob"
-            )
-            self.warn_once(f"{missing}, so no density is drawn.")
-            return
+        Args:
+            trainer: the trainer.
+            pl_module: the model, in evaluation mode.
+            data: the trainer's data module.
+            stage: ``val`` or ``test``.
+        """
+        if not callable(getattr(pl_module, "log_prob", None)):
+            return None, f"{type(pl_module).__name__} has no log_prob."
         if data.dim not in _POINTS:
-            self.warn_once(f"the data have {data.dim} columns; densities of one or two columns can be drawn.")
-            return
-        if callable(calibrate):
-            calibrate()
-        if not trainer.is_global_zero:
-            return
-        try:
-            with undisturbed(pl_module), torch.no_grad():
-                pl_module.eval()
-                picture = self._picture(trainer, pl_module, data, stage)
-        except (ValueError, ArithmeticError, RuntimeError) as error:
-            # A figure must not end a training; a diverged model raises in the partition function.
-            self.warn_once(f"no density at step {trainer.global_step}: {error}", key="failed")
-            return
+            return None, f"the data have {data.dim} columns; densities of one or two columns can be drawn."
+        picture = self._picture(trainer, pl_module, data, stage)
         if picture is None:
-            self.warn_once(
-                f"the log-density is NaN or infinite at step {trainer.global_step}: the model has diverged.",
-                key="diverged",
-            )
-            return
-        path = run_directory(trainer) / "figures" / file_name
-        publish_figure(trainer, draw_density(picture), f"density/{stage}", path, trainer.global_step)
+            return None, "the log-density is NaN or infinite: the model has diverged."
+        return draw_density(picture), ""
 
     def _picture(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, data: Any, stage: str
+        self, trainer: L.Trainer, pl_module: L.LightningModule, data: Any, stage: Stage
     ) -> DensityPicture | None:
         size = _POINTS[data.dim]
         ends = data.window.T.tolist()
@@ -139,26 +81,13 @@ class DensityFigure(WarnsOnce):
         truth = density(data.log_prob(points), log_scale) if data.has_log_prob else None
         rows = None
         if truth is None:
-            loader = data.val_dataloader() if stage == "val" else data.test_dataloader()
-            rows = (location + scale * _first_rows(loader).double()).numpy()
-        names = getattr(data, "columns", None)
-        if names is None or len(names) != data.dim:
-            names = ["x"] if data.dim == 1 else [f"x{i + 1}" for i in range(data.dim)]
+            rows = (location + scale * held_out_rows(data, stage).double()).numpy()
         when = f"step {trainer.global_step}" if stage == "val" else "test"
         return DensityPicture(
             axes=tuple((location[i] + scale[i] * line).numpy() for i, line in enumerate(lines)),
             model=density(log_model, getattr(pl_module, "log_scale", log_scale)),
             truth=truth,
             rows=rows,
-            columns=tuple(str(name) for name in names),
+            columns=column_names(data),
             title=f"{data.name}, {when}",
         )
-
-
-def _first_rows(loader: Any) -> Tensor:
-    rows: list[Tensor] = []
-    for batch in loader:
-        rows.append(batch.cpu())
-        if sum(map(len, rows)) >= _MAX_ROWS:
-            break
-    return torch.cat(rows)[:_MAX_ROWS]

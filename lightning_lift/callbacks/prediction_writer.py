@@ -1,5 +1,6 @@
-"""Writes the log-density of each row that ``predict`` was asked for."""
+"""Writes the log-density of each row that ``predict`` was asked for, and draws from the model."""
 
+import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,33 +29,50 @@ class PredictionWriter(BasePredictionWriter):
     A CSV file has one column for each data column (by name where the data module knows names, else x1, x2, ...) and
     ``log_density``. An npz file has ``rows`` (N, D), ``log_density`` (N,) and ``columns`` (D,).
 
+    With ``num_samples`` it also draws from the model and writes the draws, in original units, beside the predictions:
+    ``predictions.csv`` gets ``predictions_samples.csv`` with the data's columns (an npz file: ``samples`` (n, D) and
+    ``columns``), and ``predictions_samples.json`` with the number, the seed and, where the draws come from Markov
+    chains, ``r_hat`` and ``effective_sample_size``. Rank 0 draws alone.
+
     Args:
         path: of the file; its ending, ``.csv`` or ``.npz``, decides the format. An existing file is replaced.
+        num_samples: draws from the model, n; 0 for none.
+        sample_seed: of the draws.
 
     Raises:
-        ValueError: another ending, or a folder.
+        ValueError: another ending, a folder, or a negative number of draws.
     """
 
-    def __init__(self, path: str = "predictions.csv") -> None:
+    def __init__(self, path: str = "predictions.csv", num_samples: int = 0, sample_seed: int = 0) -> None:
         super().__init__(write_interval="batch")  # predictions kept for the end of the epoch come without their rows
         if Path(path).suffix not in (".csv", ".npz"):
             raise ValueError(f"path={path!r}: the ending must be .csv or .npz.")
         if Path(path).is_dir():
             raise ValueError(f"path={path!r} is a folder; give the name of a file.")
+        if num_samples < 0:
+            raise ValueError(f"num_samples={num_samples}: give a number of draws, or 0 for none.")
         self.path = path
+        self.num_samples = num_samples
+        self.sample_seed = sample_seed
         self._parts: list[_Part] = []
 
     @property
     def state_key(self) -> str:
         """Tells two instances with different settings apart in a checkpoint."""
-        return self._generate_state_key(path=self.path)
+        return self._generate_state_key(path=self.path, num_samples=self.num_samples, sample_seed=self.sample_seed)
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts with an empty list.
 
         Raises:
             ValueError: several data loaders, whose rows have no common order.
+            TypeError: draws are wanted of a module that cannot be sampled.
         """
+        if self.num_samples and not callable(getattr(pl_module, "sample", None)):
+            raise TypeError(
+                f"PredictionWriter(num_samples={self.num_samples}): {type(pl_module).__name__} has no sample(n, seed); "
+                "set num_samples to 0."
+            )
         self._parts = []
         if len(trainer.num_predict_batches) > 1:
             raise ValueError(
@@ -108,6 +126,8 @@ class PredictionWriter(BasePredictionWriter):
             parts = [part for rank in gathered for part in rank]
         if not trainer.is_global_zero:
             return
+        if self.num_samples:
+            self._write_samples(trainer, pl_module)
         if not parts:
             rank_zero_warn(f"PredictionWriter: there were no rows to predict, so {self.path} was not written.")
             return
@@ -128,6 +148,26 @@ class PredictionWriter(BasePredictionWriter):
                 table.to_csv(temporary, index=False, float_format="%.9g")
             else:
                 np.savez(temporary, rows=rows.numpy(), log_density=log_density.numpy(), columns=np.array(columns))
+
+    def _write_samples(self, trainer: L.Trainer, module: Any) -> None:
+        """The draws, from the units that the module was fitted in to original ones, and what is known of them."""
+        draws = module.sample(self.num_samples, self.sample_seed).detach().cpu().double()
+        location, scale = getattr(module, "location", None), getattr(module, "scale", None)
+        if isinstance(location, Tensor) and isinstance(scale, Tensor):
+            draws = location.cpu().double() + scale.cpu().double() * draws
+        columns = _column_names(trainer, draws.shape[1])
+        path = Path(self.path)
+        path = path.with_name(f"{path.stem}_samples{path.suffix}")
+        with whole_file(path) as temporary:
+            if path.suffix == ".csv":
+                pd.DataFrame(draws.numpy(), columns=columns).to_csv(temporary, index=False, float_format="%.9g")
+            else:
+                np.savez(temporary, samples=draws.numpy(), columns=np.array(columns))
+        known = {"num_samples": self.num_samples, "seed": self.sample_seed}
+        known |= getattr(module, "sampling_diagnostics", {})
+        with whole_file(path.with_suffix(".json")) as temporary:
+            temporary.write_text(json.dumps(known, indent=2) + "\n")
+        rank_zero_info(f"PredictionWriter: {len(draws)} draws in {path}")
 
 
 def _in_order(parts: list[_Part]) -> tuple[Tensor, Tensor]:

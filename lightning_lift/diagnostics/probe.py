@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,8 @@ class Probed(Protocol):
     def parameterization(self) -> Parameterization:
         """The bound parameterization."""
 
-    def potential(self, batch: Tensor | None = None, latent: Tensor | None = None) -> Any:
-        """The potential, its constrained latent replaced by ``latent``."""
-
-    def loss(self, potential: Any, batch: Tensor) -> Tensor:
-        """The training loss, a scalar."""
+    def batch_loss(self, batch: Tensor, latent: Tensor | None = None) -> Tensor:
+        """The training loss, a scalar, the constrained latent replaced by ``latent``."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def collect(module: Probed, batches: Iterable[Tensor]) -> ProbeRows:
     fires. With several processes it is collective for a lift (its pooling is): all ranks call it, with equal batches.
 
     Args:
-        module: a ``ConvexModule``, or anything with its ``parameterization``, ``potential`` and ``loss``.
+        module: a ``ConvexModule``, or anything with its ``parameterization`` and ``batch_loss``.
         batches: B tensors of shape (N, D), in training units; moved to the weights' device.
 
     Returns:
@@ -142,7 +139,7 @@ def _row(module: Probed, batch: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         latent = latent.detach().requires_grad_()
     slack = module.parameterization.slack
     wanted = [latent] if slack is None else [latent, slack]
-    loss = module.loss(module.potential(batch, latent=latent), batch)
+    loss = module.batch_loss(batch, latent)
     # One backward gives both: the slack's own gradient is measured, not assumed to equal the latent's.
     gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
     gradient, *rest = [_or_zeros(g, w).detach().cpu() for g, w in zip(gradients, wanted, strict=True)]
@@ -151,7 +148,7 @@ def _row(module: Probed, batch: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def _gradient_at(module: Probed, batch: Tensor, latent: Tensor) -> Tensor:
     latent = latent.detach().requires_grad_()
-    loss = module.loss(module.potential(batch, latent=latent), batch)
+    loss = module.batch_loss(batch, latent)
     (gradient,) = torch.autograd.grad(loss, [latent], allow_unused=True)
     return _or_zeros(gradient, latent).detach().cpu()
 

@@ -2,18 +2,28 @@
 
 from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.classifier import ReLUClassifier
-from lightning_lift.modules.density import DensityModule
+from lightning_lift.modules.density import DensityModule, DensityTask
 from lightning_lift.modules.energy import LogConcaveEBM
-from lightning_lift.modules.frozen import FrozenDensity, FrozenEnergy
+from lightning_lift.modules.flow import ConvexPotentialFlow
+from lightning_lift.modules.frozen import FrozenDensity, FrozenDistribution, FrozenEnergy, FrozenFlow
+from lightning_lift.modules.normalizing_flow import FrozenNormalizingFlow, NormalizingFlow
 from lightning_lift.modules.relu_networks import ReLUConvNet, ReLUMLP
+from lightning_lift.modules.task import TaskModule
 
 __all__ = [
     "ConvexModule",
+    "ConvexPotentialFlow",
     "DensityModule",
+    "DensityTask",
     "FrozenDensity",
+    "FrozenDistribution",
     "FrozenEnergy",
+    "FrozenFlow",
+    "FrozenNormalizingFlow",
     "LogConcaveEBM",
+    "NormalizingFlow",
     "ReLUClassifier",
     "ReLUConvNet",
     "ReLUMLP",
+    "TaskModule",
 ]

@@ -19,14 +19,24 @@ from lightning_lift.potential import Potential
 class LogConcaveEBM(DensityModule):
     """Maximum likelihood for exp(-E) / Z: loss = mean E(x) + log Z, nats.
 
-    Logged beside the metrics of ``DensityModule``: ``val/`` and ``test/log_partition``, and the estimator's own
-    figures on its accuracy (``tail_bound``, ``quadrature_error`` for quadrature).
+    ``partition`` trains, and its gradient may be an estimate whose value is not log Z (``Langevin``: ``train/loss`` is
+    then a difference of mean energies). What is evaluated is a likelihood always: validation, test, predict and
+    ``freeze`` use the log Z of ``evaluation``.
+
+    Logged beside the metrics of ``DensityModule``: ``val/`` and ``test/log_partition``, the estimator's own figures on
+    its accuracy (``tail_bound`` and ``quadrature_error`` for quadrature; ``AnnealedImportance`` documents its own), and
+    in validation those of the training partition on its state. ``test/nll_standard_error`` is over the test rows;
+    ``test/nll_total_error`` is the root of the sum of its square and of log Z's squared standard error, where the
+    estimator states one: rows and chains are drawn independently.
 
     Args:
         dim: dimension D of the data; linked from the data module on the command line.
         network: factory of the convex energy, called with ``dim``.
         parameterization: factory of the way in which the weights are kept nonnegative: ``lift``, ``direct``, ``pgd``.
-        partition: factory of the estimator of log Z.
+        partition: factory of the estimator of log Z in training: ``Quadrature`` (one or two dimensions),
+            ``Langevin``, ``FlowImportance``.
+        evaluation: factory of the estimator of log Z in validation, test, predict and freeze, such as
+            ``AnnealedImportance``, and of the draws; None for what ``partition`` itself brings.
         optimizer: factory of the optimizer, called with the parameters.
         lr_scheduler: factory of a learning-rate scheduler, called with the optimizer; it steps once per optimizer step.
         learning_rate: replaces the optimizer's own learning rate; what a learning-rate finder sets.
@@ -41,6 +51,7 @@ class LogConcaveEBM(DensityModule):
         optimizer: OptimizerCallable = torch.optim.Adam,
         lr_scheduler: LRSchedulerCallable | None = None,
         learning_rate: float | None = None,
+        evaluation: Callable[[], Partition] | None = None,
     ) -> None:
         super().__init__(
             dim=dim,
@@ -51,16 +62,29 @@ class LogConcaveEBM(DensityModule):
             learning_rate=learning_rate,
         )
         self.partition: Partition = factory("partition", partition)()
-        self.partition.prepare(self.support, None)
+        self.evaluation: Partition | None = None if evaluation is None else factory("evaluation", evaluation)()
+        self._prepare(None)
         self._estimate: PartitionEstimate | None = None
 
     def setup(self, stage: str) -> None:
         """Takes over the data's units and tells the partition estimator where the data live."""
         super().setup(stage)
-        self.partition.prepare(self.support, getattr(self._attached_datamodule(), "window", None))
+        self._prepare(getattr(self._attached_datamodule(), "window", None))
+
+    def _prepare(self, window: Tensor | None) -> None:
+        for partition in (self.partition, self.evaluation):
+            if partition is not None:
+                partition.prepare(self.support, window)
+
+    @property
+    def evaluator(self) -> Partition:
+        """The estimator of log Z in evaluation."""
+        return self.partition if self.evaluation is None else self.evaluation
 
     def loss(self, potential: Potential, batch: Tensor) -> Tensor:
-        """Mean energy of the batch plus log Z: the negative log-likelihood in nats, training units.
+        """Mean energy of the batch plus what the partition gives: with log Z itself, the negative log-likelihood.
+
+        Nats, training units.
 
         Args:
             potential: the energy.
@@ -81,7 +105,7 @@ class LogConcaveEBM(DensityModule):
         check_points(x, self.dim)
         with self._evaluation_mode():
             potential = self.potential()
-            estimate = self._evaluations_estimate() or self.partition.evaluate(potential)
+            estimate = self._evaluations_estimate() or self.evaluator.evaluate(potential)
             log_prob = -potential.value(x) - estimate.log_partition
         return torch.where(within(x, self.support.to(x)), log_prob, -torch.inf)
 
@@ -93,7 +117,7 @@ class LogConcaveEBM(DensityModule):
 
     @torch.no_grad()
     def sample(self, num_samples: int, seed: int = 0) -> Tensor:
-        """Independent draws in training units under the weights of evaluation.
+        """Draws in training units under the weights of evaluation; ``sampling_diagnostics`` judges them.
 
         Args:
             num_samples: how many, n.
@@ -103,14 +127,19 @@ class LogConcaveEBM(DensityModule):
             Shape (n, D).
         """
         with self._evaluation_mode():
-            return self.partition.sample(self.potential(), num_samples, seed)
+            return self.evaluator.sample(self.potential(), num_samples, seed)
+
+    @property
+    def sampling_diagnostics(self) -> dict[str, float]:
+        """Figures on the last draws: ``r_hat``, ``effective_sample_size``, ...; empty where draws are exact."""
+        return self.evaluator.sampling_diagnostics
 
     def frozen(self) -> FrozenDensity:
         """The density under the weights of evaluation, with ``log_prob(x)`` and ``sample(n)`` in original units."""
         potential = self.potential()
         energy = FrozenEnergy(potential)
-        log_partition = self.partition.evaluate(potential).log_partition
-        return FrozenDensity(energy, log_partition, self.location, self.scale, self.support, self.partition)
+        log_partition = self.evaluator.evaluate(potential).log_partition
+        return FrozenDensity(energy, log_partition, self.location, self.scale, self.support, self.evaluator)
 
     def begin_evaluation(self, stage: str) -> None:
         """Estimates log Z once: it is the same for every batch of an evaluation.
@@ -118,12 +147,25 @@ class LogConcaveEBM(DensityModule):
         Args:
             stage: ``val``, ``test`` or ``predict``.
         """
+        evaluate = self.evaluator.evaluate_quickly if stage == "val" else self.evaluator.evaluate
         with self._evaluation_mode():
-            self._estimate = self.partition.evaluate(self.potential())
-        if stage != "predict":
-            self.log(f"{stage}/log_partition", self._estimate.log_partition)
-            for name, figure in self._estimate.diagnostics.items():
-                self.log(f"{stage}/{name}", figure)
+            self._estimate = evaluate(self.potential())
+        if stage == "predict":
+            return
+        self.log(f"{stage}/log_partition", self._estimate.log_partition)
+        figures = dict(self._estimate.diagnostics)
+        if stage == "val":
+            figures |= self.partition.diagnostics()
+        for name, figure in figures.items():
+            self.log(f"{stage}/{name}", figure)
+
+    def on_test_epoch_end(self) -> None:
+        """Logs what ``DensityModule`` does, and the error of rows and log Z together."""
+        error = None if self._estimate is None else self._estimate.diagnostics.get("log_partition_standard_error")
+        if error is not None:
+            rows = self.test_nll_standard_error.compute()
+            self.log("test/nll_total_error", (rows.square() + error**2).sqrt())
+        super().on_test_epoch_end()
 
     def end_evaluation(self) -> None:
         """Forgets that log Z: the weights may move now."""

@@ -1,10 +1,13 @@
 """Frozen models: ordinary modules with constant weights, without the parameterization that trained them."""
 
 import copy
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
 
+from lightning_lift.flows.logdet import LogDet
+from lightning_lift.flows.transform import FlowMap, FlowStage, PlainLogDet, all_points, standard_normal_log_prob
 from lightning_lift.networks.base import check_points
 from lightning_lift.partition.base import Partition
 from lightning_lift.potential import Potential
@@ -49,49 +52,55 @@ class FrozenEnergy(nn.Module):
         return Potential(self.network, {name: buffers[name] for name in self.network.nonnegative_names()})
 
 
-class FrozenDensity(nn.Module):
-    """A log-concave density with constant weights, in original units.
+class FrozenDistribution(nn.Module, ABC):
+    """A density with constant weights, in original units.
+
+    Subclass requirements: ``standard_log_prob`` and ``standard_sample``, in training units.
 
     Args:
-        energy: in training units.
-        log_partition: log Z in training units, a 0-d tensor.
         location: shape (D,); original = location + scale * training.
         scale: shape (D,).
         support: low and high row in training units, shape (2, D), infinite where open.
-        partition: the estimator that made log Z; it draws the samples.
+        like: a tensor of the weights: gives the precision and the device.
     """
 
-    log_partition: Tensor
     location: Tensor
     scale: Tensor
     support: Tensor
 
-    def __init__(
-        self,
-        energy: FrozenEnergy,
-        log_partition: Tensor,
-        location: Tensor,
-        scale: Tensor,
-        support: Tensor,
-        partition: Partition,
-    ) -> None:
+    def __init__(self, location: Tensor, scale: Tensor, support: Tensor, like: Tensor) -> None:
         super().__init__()
-        self.energy = energy
-        self._partition = (copy.deepcopy(partition),)  # in a tuple: torch.export shall not trace it
-        device = log_partition.device
-        for name, tensor in (
-            ("log_partition", log_partition),
-            ("location", location),
-            ("scale", scale),
-            ("support", support),
-        ):
-            self.register_buffer(name, tensor.detach().clone().to(device))
-        self.eval()
+        self._dtype = like.dtype
+        for name, tensor in (("location", location), ("scale", scale), ("support", support)):
+            self.register_buffer(name, tensor.detach().clone().to(like.device))
 
     @property
     def dim(self) -> int:
         """Dimension D."""
         return self.location.shape[0]
+
+    @abstractmethod
+    def standard_log_prob(self, x: Tensor) -> Tensor:
+        """Log-density in training units.
+
+        Args:
+            x: points in training units and in the precision of the weights, shape (N, D).
+
+        Returns:
+            Shape (N,), nats.
+        """
+
+    @abstractmethod
+    def standard_sample(self, num_samples: int, seed: int) -> Tensor:
+        """Independent draws in training units.
+
+        Args:
+            num_samples: how many, n.
+            seed: of the draws' own generator.
+
+        Returns:
+            Shape (n, D).
+        """
 
     def forward(self, x: Tensor) -> Tensor:
         """``log_prob``: what ``torch.export`` exports."""
@@ -108,8 +117,8 @@ class FrozenDensity(nn.Module):
         """
         check_points(x, self.dim)
         # Standardised in the precision of the rows, evaluated in that of the weights.
-        standard = ((x - self.location) / self.scale).to(self.log_partition.dtype)
-        log_prob = -self.energy(standard) - self.log_partition - self.scale.log().sum()
+        standard = ((x - self.location) / self.scale).to(self._dtype)
+        log_prob = self.standard_log_prob(standard) - self.scale.log().sum()
         return torch.where(within(standard, self.support), log_prob, -torch.inf)
 
     @torch.no_grad()
@@ -128,5 +137,90 @@ class FrozenDensity(nn.Module):
         """
         if num_samples < 1:
             raise ValueError(f"num_samples={num_samples}: ask for at least one draw.")
-        draws = self._partition[0].sample(self.energy.potential(), num_samples, seed)
-        return self.location + self.scale * draws
+        return self.location + self.scale * self.standard_sample(num_samples, seed)
+
+
+class FrozenDensity(FrozenDistribution):
+    """A log-concave density exp(-E) / Z with constant weights, in original units.
+
+    Args:
+        energy: in training units.
+        log_partition: log Z in training units, a 0-d tensor.
+        location: shape (D,); original = location + scale * training.
+        scale: shape (D,).
+        support: low and high row in training units, shape (2, D), infinite where open.
+        partition: the estimator that made log Z; it draws the samples.
+    """
+
+    log_partition: Tensor
+
+    def __init__(
+        self,
+        energy: FrozenEnergy,
+        log_partition: Tensor,
+        location: Tensor,
+        scale: Tensor,
+        support: Tensor,
+        partition: Partition,
+    ) -> None:
+        super().__init__(location, scale, support, log_partition)
+        self.energy = energy
+        self._partition = (copy.deepcopy(partition),)  # in a tuple: torch.export shall not trace it
+        self.register_buffer("log_partition", log_partition.detach().clone())
+        self.eval()
+
+    def standard_log_prob(self, x: Tensor) -> Tensor:
+        """-E(x) - log Z, shape (N, D) to (N,)."""
+        log_prob: Tensor = -self.energy(x) - self.log_partition
+        return log_prob
+
+    def standard_sample(self, num_samples: int, seed: int) -> Tensor:
+        """The estimator's draws, shape (n, D)."""
+        return self._partition[0].sample(self.energy.potential(), num_samples, seed)
+
+
+class FrozenFlow(FrozenDistribution):
+    """A convex potential flow with constant weights, in original units.
+
+    Args:
+        flow: the map from training units to noise; copied.
+        location: shape (D,); original = location + scale * training.
+        scale: shape (D,).
+        logdet: how the log-determinant is computed; under ``torch.export`` it is exact.
+    """
+
+    def __init__(self, flow: FlowMap, location: Tensor, scale: Tensor, logdet: LogDet) -> None:
+        everywhere = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, flow.dim)
+        like = next(iter(flow.stages[0].potential.weights.values()))
+        super().__init__(location, scale, everywhere, like)
+        self.energies = nn.ModuleList(FrozenEnergy(stage.potential) for stage in flow.stages)
+        for index, stage in enumerate(flow.stages):
+            for name, tensor in (("log_scale", stage.log_scale), ("bias", stage.bias)):
+                self.register_buffer(f"{name}_{index}", None if tensor is None else tensor.detach().clone())
+        self.tolerance = flow.tolerance
+        self._logdet = (copy.deepcopy(logdet).eval(),)  # in a tuple: it has a generator, and no part in the weights
+        self.eval()
+
+    def flow_map(self) -> FlowMap:
+        """The map from training units to noise."""
+        stages = []
+        for index, energy in enumerate(self.energies):
+            assert isinstance(energy, FrozenEnergy)
+            scale, bias = getattr(self, f"log_scale_{index}"), getattr(self, f"bias_{index}")
+            stages.append(FlowStage(scale, bias, energy.potential()))
+        return FlowMap(stages, self.tolerance)
+
+    def standard_log_prob(self, x: Tensor) -> Tensor:
+        """log N(f(x); 0, I) + log det Df(x), shape (N, D) to (N,)."""
+        logdet = PlainLogDet() if torch.compiler.is_exporting() else self._logdet[0]
+        result = self.flow_map().estimate(x, logdet)
+        return standard_normal_log_prob(result.gradient) + result.logdet
+
+    def standard_sample(self, num_samples: int, seed: int) -> Tensor:
+        """Noise through the inverse map, shape (n, D).
+
+        Raises:
+            RuntimeError: points whose inverse is not found.
+        """
+        noise = torch.randn(num_samples, self.dim, generator=torch.Generator().manual_seed(seed))
+        return all_points(self.flow_map().inverse(noise.to(self.location.device, self._dtype)))

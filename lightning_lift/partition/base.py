@@ -27,8 +27,16 @@ class Partition(nn.Module, ABC):
 
     Subclass requirements: ``prepare`` checks the problem, ``forward`` gives a scalar whose gradient in the weights is
     that of log Z, ``evaluate`` the best log Z that can be had, with its error, and ``sample`` draws from the density.
-    State that must survive a checkpoint goes into ``get_extra_state`` (weight averaging blends buffers).
+    State that must survive a checkpoint goes into ``get_extra_state`` (weight averaging blends buffers). Optional:
+    ``evaluate_quickly`` for validation, and ``diagnostics`` on the state of training.
+
+    Attributes:
+        sampling_diagnostics: figures on the last draws of ``sample``; empty where they are exact.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sampling_diagnostics: dict[str, float] = {}
 
     @abstractmethod
     def prepare(self, support: Tensor, window: Tensor | None) -> None:
@@ -49,6 +57,14 @@ class Partition(nn.Module, ABC):
     @abstractmethod
     def evaluate(self, potential: Potential) -> PartitionEstimate:
         """log Z for evaluation, without gradient."""
+
+    def evaluate_quickly(self, potential: Potential) -> PartitionEstimate:
+        """log Z for validation, without gradient: by default what ``evaluate`` gives."""
+        return self.evaluate(potential)
+
+    def diagnostics(self) -> dict[str, float]:
+        """Figures on the estimator's state in training, logged in validation: by default none."""
+        return {}
 
     @abstractmethod
     def sample(self, potential: Potential, num_samples: int, seed: int) -> Tensor:

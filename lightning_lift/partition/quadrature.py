@@ -78,8 +78,8 @@ class Quadrature(Partition):
         dim = support.shape[1]
         if dim > 2:
             raise ValueError(
-                f"Quadrature covers 1 or 2 dimensions and the data have {dim}; choose another partition estimator or "
-                "fewer columns."
+                f"Quadrature covers 1 or 2 dimensions and the data have {dim}; choose another partition estimator "
+                "(Langevin) or fewer columns."
             )
         if not bool((support[0] < support[1]).all()):
             raise ValueError(f"support {support.tolist()}: each lower end must lie below the upper one.")

@@ -25,7 +25,7 @@ class WithoutSlack(nn.Module):
         self.model = model
         inner = model.parameterization
         self.parameterization = SimpleNamespace(latent=inner.latent, parameters=inner.parameters, slack=None)
-        self.potential, self.loss = model.potential, model.loss
+        self.batch_loss = model.batch_loss
 
 
 def table(folder: Path) -> list[dict[str, str]]:

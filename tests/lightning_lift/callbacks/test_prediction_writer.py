@@ -1,3 +1,5 @@
+import functools
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,10 @@ from torch.utils.data import DataLoader
 from datamodules.tabular import TabularDataModule
 from lightning_lift.callbacks import PredictionWriter
 from lightning_lift.callbacks.prediction_writer import _in_order
+from lightning_lift.modules import LogConcaveEBM
+from lightning_lift.networks import ICNN
+from lightning_lift.parameterizations import DirectSoftplus
+from lightning_lift.partition import Langevin
 from tests.lightning_lift.callbacks.runs import make_trainer, small_data, small_model
 
 COLUMNS = ["sepal length (cm)", "sepal width (cm)"]
@@ -110,3 +116,40 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out.csv").mkdir()
     with pytest.raises(ValueError, match="is a folder"):
         PredictionWriter(str(tmp_path / "out.csv"))
+
+
+@pytest.mark.parametrize("ending", ["csv", "npz"])
+def test_samples_in_original_units_with_what_is_known_of_them(ending: str, tmp_path: Path) -> None:
+    data = TabularDataModule(table="load_iris", columns=COLUMNS, batch_size=16)
+    model = LogConcaveEBM(2, functools.partial(ICNN, widths=(8, 8)), DirectSoftplus, Langevin, learning_rate=1e-2)
+    make_trainer(tmp_path, max_steps=3, num_sanity_val_steps=0, limit_val_batches=0).fit(model, data)
+    path = tmp_path / f"out.{ending}"
+    make_trainer(tmp_path, [PredictionWriter(str(path), num_samples=200, sample_seed=3)]).predict(model, data)
+    if ending == "csv":
+        table = pd.read_csv(tmp_path / "out_samples.csv")
+        assert list(table.columns) == COLUMNS
+        found = table.to_numpy()
+    else:
+        with np.load(tmp_path / "out_samples.npz") as arrays:
+            found = arrays["samples"]
+            assert arrays["columns"].tolist() == COLUMNS
+    expected = data.location + data.scale * model.sample(200, seed=3)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-5)
+    known = json.loads((tmp_path / "out_samples.json").read_text())
+    assert known["num_samples"] == 200
+    assert known["seed"] == 3
+    assert 0.99 < known["r_hat"] < 1.1
+    assert known["effective_sample_size"] > 200
+    assert path.exists(), "the predictions are written as well"
+
+
+def test_samples_of_a_module_that_cannot_be_sampled_are_refused(tmp_path: Path) -> None:
+    model, data = fitted(tmp_path)
+    model.sample = None
+    with pytest.raises(TypeError, match="LogConcaveEBM has no sample"):
+        make_trainer(tmp_path, [PredictionWriter(str(tmp_path / "out.csv"), num_samples=5)]).predict(model, data)
+
+
+def test_a_negative_number_of_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_samples=-1"):
+        PredictionWriter(num_samples=-1)

@@ -30,7 +30,7 @@ class Linear(nn.Module):
 
 
 class Quadratic(nn.Module):
-    """loss = latent^T H latent / 2 + latent^T C mean(batch); the potential is the latent itself."""
+    """loss = latent^T H latent / 2 + latent^T C mean(batch)."""
 
     def __init__(self, moves: bool = True, has_slack: bool = True) -> None:
         super().__init__()
@@ -42,13 +42,11 @@ class Quadratic(nn.Module):
         self.C = torch.randn(WEIGHTS, DIM, generator=generator, dtype=torch.float64)
         self.register_buffer("calls", torch.zeros(()))
 
-    def potential(self, batch: Tensor | None = None, latent: Tensor | None = None) -> Tensor:
-        return self.parameterization.latent(batch) if latent is None else latent
-
-    def loss(self, potential: Tensor, batch: Tensor) -> Tensor:
+    def batch_loss(self, batch: Tensor, latent: Tensor | None = None) -> Tensor:
         self.calls += 1.0
         torch.rand(1)  # a loss may draw from the global generator
-        return 0.5 * potential @ self.H @ potential + potential @ self.C @ batch.mean(0)
+        latent = self.parameterization.latent(batch) if latent is None else latent
+        return 0.5 * latent @ self.H @ latent + latent @ self.C @ batch.mean(0)
 
 
 def batches(count: int, seed: int = 0) -> list[Tensor]:

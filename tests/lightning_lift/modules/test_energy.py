@@ -9,6 +9,7 @@ from datamodules import BetaDataModule, GammaDataModule, GumbelDataModule, Tabul
 from lightning_lift.modules import ConvexModule, LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
+from lightning_lift.partition import AnnealedImportance, Langevin, Quadrature
 from lightning_lift.partition.grids import grid_points, log_integral
 from lightning_lift.testing import ModuleContract
 
@@ -47,6 +48,33 @@ class TestProjectedInThePlane(ModuleContract):
 
     def make_data(self) -> object:
         return TabularDataModule(table="load_wine", columns=["alcohol", "color_intensity"], batch_size=32)
+
+
+QUICK = functools.partial(AnnealedImportance, num_chains=64, num_temperatures=20, validation_temperatures=10)
+LANGEVIN = functools.partial(Langevin, num_chains=32, num_steps=2)
+FLOWERS = ["sepal length (cm)", "sepal width (cm)", "petal length (cm)", "petal width (cm)"]
+
+
+def flowers(**arguments: object) -> TabularDataModule:
+    return TabularDataModule(**{"table": "load_iris", "columns": FLOWERS, "batch_size": 32, **arguments})
+
+
+class TestLangevinInFourDimensions(ModuleContract):
+    def make(self) -> ConvexModule:
+        return LogConcaveEBM(dim=4, network=SMALL, partition=LANGEVIN, evaluation=QUICK)
+
+    def make_data(self) -> object:
+        return flowers()
+
+
+class TestLangevinOnAHalfLine(ModuleContract):
+    def make(self) -> ConvexModule:
+        return LogConcaveEBM(
+            dim=1, network=SMALL, parameterization=DirectSoftplus, partition=LANGEVIN, evaluation=Quadrature
+        )
+
+    def make_data(self) -> object:
+        return GammaDataModule(batch_size=32, batches_per_epoch=5, num_val=200, num_test=200)
 
 
 def fitted(data: L.LightningDataModule, steps: int = 60, **arguments: object) -> tuple[LogConcaveEBM, L.Trainer]:
@@ -175,3 +203,85 @@ def test_learning_rate_finder_and_early_stopping() -> None:
     assert module.configure_optimizers().param_groups[0]["lr"] == found.suggestion()
     trainer.fit(module, datamodule=data)
     assert trainer.current_epoch < 5
+
+
+def four_dimensional(steps: int = 60, **arguments: object) -> tuple[LogConcaveEBM, L.LightningDataModule, L.Trainer]:
+    data = flowers()
+    L.seed_everything(0, verbose=False)
+    settings = {"parameterization": DirectSoftplus, "partition": LANGEVIN, "evaluation": QUICK, **arguments}
+    module = LogConcaveEBM(dim=4, network=SMALL, learning_rate=1e-2, **settings)
+    trainer = TestLift1D()._trainer(max_steps=steps, check_val_every_n_epoch=steps)
+    trainer.fit(module, datamodule=data)
+    return module, data, trainer
+
+
+def test_training_in_four_dimensions_lowers_the_likelihood_that_is_evaluated() -> None:
+    module, data, trainer = four_dimensional(steps=300)
+    after = trainer.test(module, datamodule=data, verbose=False)[0]
+    untrained = LogConcaveEBM(
+        dim=4, network=SMALL, parameterization=DirectSoftplus, partition=LANGEVIN, evaluation=QUICK
+    )
+    before = TestLift1D()._trainer().test(untrained, datamodule=data, verbose=False)[0]
+    assert after["test/nll"] < before["test/nll"] - 0.5
+    assert after["test/log_partition_standard_error"] < 0.05
+
+
+def test_the_gradient_is_data_mean_minus_model_mean_in_four_dimensions() -> None:
+    """Averaged over the chains of 100 calls, against 20,000 draws for evaluation."""
+    module, data, _ = four_dimensional(steps=30, parameterization=ProjectedGradient)
+    batch = next(iter(data.test_dataloader()))
+    weights = module.parameterization.flat_weights
+    chains = [torch.autograd.grad(module.batch_loss(batch), weights)[0] for _ in range(100)]
+    mean, error = torch.stack(chains).mean(0), torch.stack(chains).std(0) / math.sqrt(100)
+    x = module.sample(20_000, seed=1)
+    (model,) = torch.autograd.grad(module.potential().value(x).mean(), weights)
+    (observed,) = torch.autograd.grad(module.potential().value(batch).mean(), weights)
+    # 100 correlated calls are worth perhaps 25
+    assert bool(((mean - (observed - model)).abs() < 5.0 * 2.0 * error + 1e-3 * observed.abs().max()).all())
+
+
+def test_the_test_always_comes_with_its_errors() -> None:
+    module, data, trainer = four_dimensional()
+    metrics = trainer.test(module, datamodule=data, verbose=False)[0]
+    partition, rows = metrics["test/log_partition_standard_error"], metrics["test/nll_standard_error"]
+    assert partition > 0
+    assert metrics["test/nll_total_error"] == pytest.approx(math.hypot(partition, rows), rel=1e-4)
+    assert {"test/bracket_width", "test/effective_sample_size", "test/log_partition_trusted"} <= set(metrics)
+    validation = trainer.validate(module, datamodule=data, verbose=False)[0]
+    assert {"val/nll", "val/log_partition_standard_error", "val/chain_acceptance"} <= set(validation)
+    assert "val/bracket_width" not in validation
+    x = data.split("test")
+    assert metrics["test/nll"] == pytest.approx(-float(module.log_prob(x).mean()), abs=1e-5)
+
+
+def test_annealed_importance_agrees_with_quadrature_on_a_trained_model() -> None:
+    data = TabularDataModule(table="load_wine", columns=["alcohol", "color_intensity"], batch_size=64)
+    module, trainer = fitted(data, steps=100, parameterization=DirectSoftplus)
+    exact = trainer.test(module, datamodule=data, verbose=False)[0]
+    again = LogConcaveEBM(
+        dim=2, network=SMALL, parameterization=DirectSoftplus, evaluation=functools.partial(AnnealedImportance)
+    )
+    again.load_state_dict(module.state_dict(), strict=False)
+    annealed = TestLift1D()._trainer().test(again, datamodule=data, verbose=False)[0]
+    error = annealed["test/log_partition_standard_error"]
+    assert annealed["test/log_partition"] == pytest.approx(exact["test/log_partition"], abs=3 * error + 1e-3)
+    assert annealed["test/nll"] == pytest.approx(exact["test/nll"], abs=3 * error + 1e-3)
+
+
+def test_frozen_density_draws_in_original_units_in_four_dimensions() -> None:
+    module, data, _ = four_dimensional(steps=200)
+    frozen = module.freeze()
+    draws = frozen.sample(2000, seed=0)
+    rows = data.location + data.scale * data.split("train")
+    error = rows.std(0) / math.sqrt(len(rows))
+    assert bool(((draws.mean(0) - rows.mean(0)).abs() < 6 * error + 0.1 * rows.std(0)).all())
+    expected = module.log_prob((draws - data.location) / data.scale) - data.log_scale
+    torch.testing.assert_close(frozen.log_prob(draws), expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(module.location + module.scale * module.sample(2000, seed=0), draws)
+    assert module.sampling_diagnostics["r_hat"] < 1.05
+
+
+def test_checkpoints_without_evaluation_have_no_new_keys() -> None:
+    module = LogConcaveEBM(dim=1, network=SMALL)
+    assert not [name for name in module.state_dict() if "evaluation" in name]
+    assert module.sampling_diagnostics == {}

@@ -1,0 +1,145 @@
+"""The schedule of figures that are drawn in validation and test."""
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lightning_lift.callbacks._logging import publish_figure, run_directory
+from lightning_lift.callbacks.periodic import WarnsOnce, check_count
+from lightning_lift.diagnostics.probe import undisturbed
+
+Stage = Literal["val", "test"]
+
+_MAX_ROWS = 20_000
+
+
+class ScheduledFigure(WarnsOnce):
+    """Draws under the weights that are evaluated (also with weight averaging), without disturbing them.
+
+    A figure goes to every TensorBoard logger as ``<label>/val`` and ``<label>/test``, and to
+    ``figures/<label>_step_<step>.png`` (``<label>_val.png`` without a fit) and ``figures/<label>_test.png`` beside the
+    logs. A model that cannot be drawn gives one warning and never ends a run.
+
+    Subclass requirements: ``label``, and ``figure(trainer, pl_module, data, stage)``, which is called on rank 0 in
+    evaluation mode without gradient.
+
+    Args:
+        every_n_steps: optimizer steps between figures; one is drawn in the first validation that is at least so many
+            steps after the one before. Every test has one.
+
+    Raises:
+        ValueError: fewer than one step.
+    """
+
+    label: str
+
+    def __init__(self, every_n_steps: int) -> None:
+        super().__init__()
+        check_count("every_n_steps", every_n_steps)
+        self.every_n_steps = every_n_steps
+        self._last_step: int | None = None
+
+    @abstractmethod
+    def figure(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, data: Any, stage: Stage
+    ) -> tuple[Figure | None, str]:
+        """Draws, or says why not.
+
+        Args:
+            trainer: the trainer.
+            pl_module: the model, in evaluation mode.
+            data: the trainer's data module.
+            stage: ``val`` or ``test``.
+
+        Returns:
+            The figure, or None and a reason, which is said once.
+        """
+
+    @property
+    def state_key(self) -> str:
+        """Tells two instances with different settings apart in a checkpoint."""
+        return self._generate_state_key(every_n_steps=self.every_n_steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step of the last figure in validation."""
+        return {"last_step": self._last_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what ``state_dict`` gave."""
+        self._last_step = state_dict["last_step"]
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """A training from step 0 has no figure before it."""
+        if trainer.global_step == 0:
+            self._last_step = None
+
+    # At the first batch rather than at the end of the epoch: the weights under evaluation are in place and calibrated,
+    # while weight averaging takes its average back at the end of the epoch, before or after this callback.
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Draws in validation, when it is time."""
+        if trainer.sanity_checking or batch_idx or dataloader_idx:
+            return
+        if trainer.state.fn != "fit":
+            self._draw(trainer, pl_module, "val", f"{self.label}_val.png")
+            return
+        step = trainer.global_step
+        if self._last_step is None or step - self._last_step >= self.every_n_steps:
+            self._last_step = step
+            self._draw(trainer, pl_module, "val", f"{self.label}_step_{step:08d}.png")
+
+    def on_test_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Draws in test."""
+        if batch_idx == 0 and dataloader_idx == 0:
+            self._draw(trainer, pl_module, "test", f"{self.label}_test.png")
+
+    def _draw(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage, file_name: str) -> None:
+        data = getattr(trainer, "datamodule", None)
+        if data is None:
+            self.warn_once("the trainer has no data module, so nothing is drawn.")
+            return
+        calibrate = getattr(pl_module, "calibrate", None)
+        if callable(calibrate):
+            calibrate()
+        if not trainer.is_global_zero:
+            return
+        try:
+            with undisturbed(pl_module), torch.no_grad():
+                pl_module.eval()
+                figure, reason = self.figure(trainer, pl_module, data, stage)
+        except (ValueError, ArithmeticError, RuntimeError) as error:
+            # A figure must not end a training; a diverged model raises where it is sampled or inverted.
+            self.warn_once(f"no figure at step {trainer.global_step}: {error}", key="failed")
+            return
+        if figure is None:
+            self.warn_once(f"no figure at step {trainer.global_step}: {reason}", key="not drawn")
+            return
+        path: Path = run_directory(trainer) / "figures" / file_name
+        publish_figure(trainer, figure, f"{self.label}/{stage}", path, trainer.global_step)
+
+
+def held_out_rows(data: Any, stage: Stage, most: int = _MAX_ROWS) -> Tensor:
+    """The first rows of the validation or test split on the CPU, in the data module's units: shape (N, D)."""
+    rows: list[Tensor] = []
+    for batch in data.val_dataloader() if stage == "val" else data.test_dataloader():
+        rows.append(batch.cpu())
+        if sum(map(len, rows)) >= most:
+            break
+    return torch.cat(rows)[:most]
+
+
+def column_names(data: Any) -> tuple[str, ...]:
+    """The data module's column names, or x1, x2, ..."""
+    names = getattr(data, "columns", None)
+    if names is None or len(names) != data.dim:
+        names = ["x"] if data.dim == 1 else [f"x{i + 1}" for i in range(data.dim)]
+    return tuple(str(name) for name in names)

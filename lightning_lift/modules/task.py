@@ -1,0 +1,259 @@
+"""What every task shares: plain hyperparameters, optimizers, the data's units, checkpoints, freezing."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.data import AttributeDict
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from lightning_lift.modules.checkpoints import check_checkpoint, stamp_checkpoint
+from lightning_lift.modules.factories import factory, plain
+from lightning_lift.networks.base import check_points
+
+
+class TaskModule(L.LightningModule):
+    """Base of every task on rows (N, D), with or without convex networks.
+
+    Subclass requirements:
+        - ``batch_loss(batch)``: one scalar, the mean over the batch;
+        - ``frozen()``: the model as a plain module;
+        - constructor arguments plain or factories, all of them passed on or stored by name.
+        A task on convex networks derives from ``ConvexModule``, one that models a density from ``DensityTask``.
+
+    Args:
+        dim: dimension D of the data; linked from the data module on the command line.
+        optimizer: factory of the optimizer, called with the parameters.
+        lr_scheduler: factory of a learning-rate scheduler, called with the optimizer; it steps once per optimizer step.
+        learning_rate: replaces the optimizer's own learning rate; what a learning-rate finder sets.
+
+    Raises:
+        ValueError: a dimension below 1 or a learning rate that is not positive.
+        TypeError: a factory that is not one, or that a checkpoint could not store.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+            raise ValueError(f"dim={dim!r}: the data need at least one column.")
+        if learning_rate is not None and not learning_rate > 0.0:
+            raise ValueError(f"learning_rate={learning_rate}: must be positive, or None for the optimizer's own.")
+        self._save_plain_hyperparameters()
+        self.dim = dim
+        self.learning_rate = learning_rate
+        self._optimizer = factory("optimizer", optimizer)
+        self._lr_scheduler = None if lr_scheduler is None else factory("lr_scheduler", lr_scheduler)
+        self._has_units = False
+        self.location, self.scale = torch.zeros(dim), torch.ones(dim)
+        self.support = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, dim).clone()
+
+    def _save_plain_hyperparameters(self) -> None:
+        # The frames of the constructors that are running, outermost class first: Lightning reads their arguments.
+        frame = inspect.currentframe()
+        assert frame is not None
+        self.save_hyperparameters(frame=frame.f_back)
+        stored = {name: plain(name, value) for name, value in self.hparams.items()}
+        # The command line's own instantiator would hand this constructor objects that cannot be stored again; the plain
+        # forms are what it reads itself.
+        stored.pop("_instantiator", None)
+        if "_class_path" not in stored and inspect.getfullargspec(type(self).__init__).varkw is None:
+            stored["_class_path"] = f"{type(self).__module__}.{type(self).__qualname__}"  # lets the CLI load it
+        self.hparams.clear()
+        self.hparams.update(stored)
+        self._hparams_initial = AttributeDict(stored)
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def batch_loss(self, batch: Tensor) -> Tensor:
+        """The task's loss on a batch: one scalar, the mean over its rows.
+
+        Args:
+            batch: data in training units, shape (N, D).
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define batch_loss(batch).")
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """The loss of this batch."""
+        check_points(batch, self.dim)
+        loss = self.batch_loss(batch)
+        # Lightning's bookkeeping of one logged number costs a tenth of a small model's step: it is called where the
+        # number is read, by the loggers and, every tenth step, by the progress bar.
+        step, every = self.global_step, getattr(self.trainer, "log_every_n_steps", 0) or 10
+        if step % 10 == 0 or (step + 1) % every == 0:
+            self.log("train/loss", loss, prog_bar=True, batch_size=len(batch))
+        return loss
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        """The loss under the weights used in evaluation."""
+        self._log_loss("val/loss", batch)
+
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        """The loss under the weights used in evaluation."""
+        self._log_loss("test/loss", batch)
+
+    def _log_loss(self, tag: str, batch: Tensor) -> None:
+        check_points(batch, self.dim)
+        loss = self.batch_loss(self.own_units(batch))
+        self.log(tag, loss, prog_bar=True, batch_size=len(batch), on_epoch=True, sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer over all parameters, and the scheduler, stepping once per optimizer step."""
+        optimizer = self._optimizer(self.parameters())
+        if self.learning_rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = self.learning_rate
+        if self._lr_scheduler is None:
+            return optimizer
+        scheduler = self._lr_scheduler(optimizer)
+        config: dict[str, Any] = {"scheduler": scheduler, "interval": "step"}
+        if isinstance(scheduler, ReduceLROnPlateau):
+            config |= {"interval": "epoch", "monitor": getattr(scheduler, "monitor", "val/loss")}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def on_train_start(self) -> None:
+        """Refuses to resume on data of other units than those of the checkpoint.
+
+        Raises:
+            ValueError: as said.
+        """
+        if self._other_units() is not None:
+            raise ValueError(
+                f"the checkpoint was fitted in other units than {type(self._attached_datamodule()).__name__} has now "
+                f"(location {self.location.tolist()}, scale {self.scale.tolist()}): resume on the same training rows, "
+                "or start anew."
+            )
+
+    # -- freezing ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _evaluation_mode(self) -> Iterator[None]:
+        """Weights of evaluation inside, the present modes again afterwards."""
+        modes = [(part, part.training) for part in self.modules()]
+        self.eval()
+        try:
+            yield
+        finally:
+            for part, training in modes:
+                part.training = training
+
+    def freeze(self) -> nn.Module:  # type: ignore[override]  # Lightning's freeze() returns None
+        """The model as a plain module with constant weights; this module stays trainable.
+
+        It can be exported by ``torch.export``.
+        """
+        with torch.no_grad(), self._evaluation_mode():
+            return self.frozen()
+
+    def frozen(self) -> nn.Module:
+        """What ``freeze`` returns; called with the weights of evaluation."""
+        raise NotImplementedError(f"{type(self).__name__} must define frozen().")
+
+    # -- data and checkpoints ------------------------------------------------------------------------------------
+
+    def _attached_datamodule(self) -> Any:
+        return None if self._trainer is None else getattr(self._trainer, "datamodule", None)
+
+    def setup(self, stage: str) -> None:
+        """Refuses half-precision weights and takes over the data's units.
+
+        Raises:
+            ValueError: a "true" half precision, or data of another dimension.
+        """
+        precision = str(self.trainer.precision)
+        if "true" in precision and precision not in ("32-true", "64-true"):
+            raise ValueError(
+                f"precision={precision!r}: convex derivatives, Cholesky and log-partition need float32 weights; use "
+                "'32-true', '64-true', '16-mixed' or 'bf16-mixed'."
+            )
+        data = self._attached_datamodule()
+        if data is None:
+            return
+        found = getattr(data, "dim", self.dim)
+        if found != self.dim:
+            raise ValueError(
+                f"the model has dim={self.dim} and {type(data).__name__} has {found} columns; set dim to it."
+            )
+        # An evaluation keeps the units that the weights were fitted in; ``own_units`` brings the rows into them.
+        if stage == "fit" or not self._has_units:
+            self.adopt_units(data)
+
+    def adopt_units(self, data: Any) -> None:
+        """Takes over location, scale and support of the data, where it states them.
+
+        Args:
+            data: a data module; its ``location`` and ``scale`` have shape (D,), its ``support`` shape (2, D).
+        """
+        for name in ("location", "scale", "support"):
+            tensor = getattr(data, name, None)
+            if tensor is not None:
+                setattr(self, name, torch.as_tensor(tensor).detach().clone().float())
+        self._has_units = True
+
+    def own_units(self, batch: Tensor) -> Tensor:
+        """Rows in the units of the attached data module, brought into those that this module was fitted in.
+
+        The two differ when a checkpoint is evaluated on another table, or on another split of the same one, whose own
+        training rows have other means and deviations.
+
+        Args:
+            batch: shape (N, D), in the data module's units.
+
+        Returns:
+            Shape (N, D); the batch itself where the units agree.
+        """
+        other = self._other_units()
+        if other is None:
+            return batch
+        location, scale = (tensor.to(batch) for tensor in other)
+        return (location - self.location.to(batch) + scale * batch) / self.scale.to(batch)
+
+    def _other_units(self) -> tuple[Tensor, Tensor] | None:
+        """Location and scale of the attached data module where they are not this module's."""
+        data = self._attached_datamodule()
+        location, scale = getattr(data, "location", None), getattr(data, "scale", None)
+        if location is None or scale is None:
+            return None
+        same = torch.equal(location.float(), self.location) and torch.equal(scale.float(), self.scale)
+        return None if same else (location, scale)
+
+    @property
+    def log_scale(self) -> float:
+        """Sum of the logarithms of ``scale``: log-density in original units is that in training units minus this."""
+        return float(self.scale.log().sum())
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Units of the data, for checkpoints (not buffers: weight averaging would blend them)."""
+        return {
+            "location": self.location,
+            "scale": self.scale,
+            "support": self.support,
+            "has_units": self._has_units,
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restores what ``get_extra_state`` gave."""
+        self.location, self.scale, self.support = state["location"], state["scale"], state["support"]
+        self._has_units = state["has_units"]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Stamps version and format."""
+        stamp_checkpoint(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuses what is no checkpoint of this package, of this format, or of this network, with one clear error.
+
+        Raises:
+            ValueError: as said.
+        """
+        check_checkpoint(checkpoint, self)
