@@ -14,8 +14,8 @@ from lightning_lift.modules.task import TaskModule
 from lightning_lift.networks.base import check_points
 from lightning_lift.partition.grids import grid_points, trapezoid_log_weights
 
-# Along each dimension of the window on which truth and model are compared. A validation in the plane makes do with fewer,
-# or it would take as long as hundreds of training steps of a flow.
+# Along each dimension of the window on which truth and model are compared. A validation in the plane makes do with
+# fewer, or it would take as long as hundreds of training steps of a flow.
 _TRUTH_POINTS = {"val": {1: 8000, 2: 160}, "test": {1: 8000, 2: 400}}
 
 
