@@ -84,12 +84,8 @@ class FlowStage(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> "FlowStage":
         """The same in another precision, differentiable in this one's tensors."""
-        network = self.potential.network
-        # Free tensors are handed in like the nonnegative ones: the network itself keeps its precision.
-        own = {**dict(network.named_parameters()), **dict(network.named_buffers()), **self.potential.weights}
-        weights = {name: tensor.to(dtype) for name, tensor in own.items() if tensor.is_floating_point()}
         scale, bias = (None if t is None else t.to(dtype) for t in (self.log_scale, self.bias))
-        return FlowStage(scale, bias, Potential(network, weights))
+        return FlowStage(scale, bias, self.potential.to(dtype))
 
 
 class FlowMap:
