@@ -1,5 +1,6 @@
 """The command line: ``lightning-lift fit|validate|test|predict --config FILE`` and ``rescale CHECKPOINT``."""
 
+import importlib
 import os
 import sys
 import warnings
@@ -18,10 +19,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 import datamodules  # noqa: F401  # so that short class names resolve
 from lightning_lift import __version__
 from lightning_lift.callbacks import PredictionWriter, RunSummary
+from lightning_lift.commands import COMMANDS
 from lightning_lift.modules import ConvexModule  # noqa: F401  # so that short class names resolve
 from lightning_lift.modules.checkpoints import check_stamp
 from lightning_lift.parameterizations import names  # noqa: F401  # short names of the parameterizations
-from lightning_lift.rescale_command import main as rescale_command
 
 _TRACEBACK = "LIGHTNING_LIFT_TRACEBACK"
 _LOGGER = {
@@ -164,8 +165,8 @@ def main(args: ArgsType = None) -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 on torch 2.13
     arguments = sys.argv[1:] if args is None else args
     try:
-        if isinstance(arguments, list) and arguments[:1] == ["rescale"]:
-            rescale_command(arguments[1:])
+        if isinstance(arguments, list) and arguments and arguments[0] in COMMANDS:
+            importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
             return
         LiftCLI(args)
     except (ValueError, FileNotFoundError, MisconfigurationException) as error:

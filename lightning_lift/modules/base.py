@@ -89,6 +89,12 @@ class ConvexModule(TaskModule):
         """
         return self.loss(self.potential(batch, latent), batch)
 
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """The loss of this batch, plus the parameterization's own penalty, which ``train/loss`` leaves out."""
+        loss = super().training_step(batch, batch_idx)
+        penalty = self.parameterization.penalty()
+        return loss if penalty is None else loss + penalty
+
     def potential(self, batch: Tensor | None = None, latent: Tensor | None = None) -> Potential:
         """The convex function under the present weights.
 
@@ -130,7 +136,7 @@ class ConvexModule(TaskModule):
         # per real step under accumulation, and for closures and manual optimisation as well.
         optimizers = self.optimizers(use_pl_optimizer=False)
         for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
-            hook = optimizer.register_step_post_hook(lambda *_: self.parameterization.project_())
+            hook = optimizer.register_step_post_hook(lambda *_: self.parameterization.after_step_())
             self._projection_hooks.append(hook)
 
     def on_train_end(self) -> None:

@@ -22,7 +22,8 @@ class Parameterization(nn.Module, ABC):
         - ``latent(batch)`` returns the flat latent, shape (d,), with its autograd graph (theta itself where
           ``readout`` is None);
         - ``_set_weights(flat)`` is the right inverse: afterwards ``weights(batch)`` are these numbers for every batch;
-        - ``project_`` is the nearest feasible point where the stored numbers can leave the feasible set.
+        - ``project_`` is the nearest feasible point where the stored numbers can leave the feasible set;
+        - ``after_step_`` and ``penalty`` where a projection is not all that training needs.
 
     Attributes:
         names: the constrained tensors, by their full name in the bound module, in flattening order.
@@ -161,6 +162,17 @@ class Parameterization(nn.Module, ABC):
     @torch.no_grad()
     def project_(self) -> None:
         """Moves the stored numbers to the nearest feasible point, in place; idempotent. By default a no-op."""
+
+    def after_step_(self) -> None:
+        """What must follow each real optimizer step; by default the projection."""
+        self.project_()
+
+    def penalty(self) -> Tensor | None:
+        """What is added to the task's loss in training, a scalar; None for nothing.
+
+        A splitting method keeps its weights near a feasible copy by such a term.
+        """
+        return None
 
     @torch.no_grad()
     def is_feasible(self) -> bool:

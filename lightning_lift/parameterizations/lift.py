@@ -120,18 +120,19 @@ class Lift(Parameterization):
             ValueError: training mode without a batch.
             RuntimeError: evaluation mode without a reference summary, or with one made for other body weights.
         """
-        if self.training:
-            if batch is None:
-                raise ValueError(
-                    "the lift in training mode conditions on the batch, and none was given: pass the batch, or call "
-                    "eval() to use the reference summary."
-                )
-            summary = pooled_mean(self.body(batch.detach().to(self.emission.weight.dtype)))
-        else:
-            summary = self.reference_summary
+        summary = self._training_summary(batch) if self.training else self.reference_summary
         code = standardize_code(summary) if self.standardize_summary else summary
         hidden: Tensor = self.emission_hidden(code)
         return hidden
+
+    def _training_summary(self, batch: Tensor | None) -> Tensor:
+        """Mean features of the batch at hand, shape (F,); a control conditions on something else here."""
+        if batch is None:
+            raise ValueError(
+                "the lift in training mode conditions on the batch, and none was given: pass the batch, or call "
+                "eval() to use the reference summary."
+            )
+        return pooled_mean(self.body(batch.detach().to(self.emission.weight.dtype)))
 
     def latent(self, batch: Tensor | None = None) -> Tensor:
         """slack + emission of the code, shape (d,)."""

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from datamodules import ConvAutoencoder, GumbelDataModule, TwoMoonsDataModule
 from lightning_lift.cli import main
+from lightning_lift.commands.rescale import rescale_checkpoint
 from lightning_lift.modules import LogConcaveEBM, ReLUClassifier, ReLUMLP
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
-from lightning_lift.rescale_command import rescale_checkpoint
 
 
 def trainer(folder: Path, **settings: Any) -> L.Trainer:
