@@ -11,7 +11,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "lightning_lift needs Python 3.11 or later and $(PYTHON) is older: make PYTHON=python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,mnist]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,mnist,ray]'
 	@touch $@
 
 demo: $(READY)  ## fit and test a log-concave density on the Gumbel target (under two minutes after set-up)
@@ -34,7 +34,8 @@ docs: $(READY)  ## write the command line's reference to docs/reference/
 	mkdir -p docs/reference
 	for command in fit validate test predict; do \
 	  $(BIN)/lightning-lift $$command --help > docs/reference/$$command.txt; done
-	$(BIN)/lightning-lift rescale --help > docs/reference/rescale.txt
+	for command in rescale compare escape landscape; do \
+	  $(BIN)/lightning-lift $$command --help > docs/reference/$$command.txt; done
 
 bench: $(READY)  ## every benchmark, one after the other
 	for script in benchmarks/*.py; do $(BIN)/python $$script; done

@@ -114,8 +114,11 @@ class RunRecord:
         return cls(**shared, seed=spec.seed, steps=spec.steps, config=spec.config, outcome=outcome, **results)
 
     def reproducible(self) -> dict[str, Any]:
-        """Everything but measured times: what two runs of one spec must have in common."""
-        plain = dataclasses.asdict(self)
+        """Everything but measured times: what two runs of one spec must have in common.
+
+        NaN and infinity are strings, as in the file, so that two of them compare as equal.
+        """
+        plain: dict[str, Any] = _encoded(dataclasses.asdict(self))
         del plain["timings"]
         plain["curves"].pop("seconds", None)
         return plain

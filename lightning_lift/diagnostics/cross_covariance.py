@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from lightning_lift.diagnostics.gram import frobenius_norm, paired_gram
+from lightning_lift.diagnostics.gram import JackknifeErrors, frobenius_norm, paired_gram
 
 ROUNDOFF = 1e-6
 
@@ -37,6 +37,14 @@ class Reading:
         latent_norm: |latent|_F over the B rows, not centred.
         gradient_norm: |g|_F over the B rows, not centred.
         is_roundoff: |S|_F <= 1e-6 |latent|_F |g|_F / (B - 1), zero as far as float32 can tell.
+        trace_error: jackknife standard error of the trace, over rows (or blocks of them).
+        frobenius_error: that of |S|_F.
+        null_frobenius: root mean square of |S|_F under the shuffles: |S|_F of B rows is biased upwards, and reads about
+            this much where nothing is coupled.
+        objective_trace_error: jackknife standard error of ``objective_trace``, like the rest of the objective part NaN
+            without it.
+        objective_frobenius_error: that of ``objective_frobenius``.
+        objective_p_value: permutation p-value of ``objective_frobenius``, one-sided.
     """
 
     num_batches: int
@@ -55,6 +63,12 @@ class Reading:
     latent_norm: float
     gradient_norm: float
     is_roundoff: bool
+    trace_error: float
+    frobenius_error: float
+    null_frobenius: float
+    objective_trace_error: float
+    objective_frobenius_error: float
+    objective_p_value: float
 
     def as_dict(self) -> dict[str, int | float | bool]:
         """The numbers by name."""
@@ -63,8 +77,9 @@ class Reading:
     def __str__(self) -> str:
         zero = " (round-off zero)" if self.is_roundoff else ""
         return (
-            f"|S|_F {self.frobenius:.4g}{zero}, p {self.p_value:.3g}; trace {self.trace:.4g}, "
-            f"two-sided p {self.p_value_trace:.3g}; mu_eff {self.mu_eff:.4g}; asymmetry {self.asymmetry:.3g}"
+            f"|S|_F {self.frobenius:.4g} +- {self.frobenius_error:.2g}{zero}, p {self.p_value:.3g}; "
+            f"trace {self.trace:.4g} +- {self.trace_error:.2g}, two-sided p {self.p_value_trace:.3g}; "
+            f"mu_eff {self.mu_eff:.4g}; asymmetry {self.asymmetry:.3g}"
         )
 
 
@@ -91,8 +106,10 @@ def read_cross_covariance(
     objective_gradients: Tensor | None = None,
     num_permutations: int = 200,
     seed: int = 0,
+    times: Tensor | None = None,
+    block: int = 1,
 ) -> Reading:
-    """Reads the cross-covariance from rows collected at a fixed iterate.
+    """Reads the cross-covariance from rows collected at a fixed iterate, or over a window of training.
 
     Everything goes through B x B Gram matrices in float64 on the CPU, never through a d x d matrix.
 
@@ -103,22 +120,32 @@ def read_cross_covariance(
             and the remainder are NaN.
         num_permutations: shuffles of the pairing.
         seed: of the shuffles' own generator.
+        times: of the rows, shape (B,), where the iterate moves from row to row: a straight line in time is then taken
+            off each column, and B - 2 divides in place of B - 1.
+        block: neighbouring rows that the jackknife leaves out together, for rows that depend on their neighbours.
 
     Raises:
-        ValueError: fewer than three rows, shapes that differ, no permutations, or rows that are not finite.
+        ValueError: fewer than three rows (four with times), shapes that differ, no permutations, a block that does not
+            fit, or rows that are not finite.
     """
     _check_rows(latents, gradients, objective_gradients)
     if num_permutations < 1:
         raise ValueError(f"num_permutations={num_permutations}: the permutation null needs at least one shuffle.")
     size, num_weights = latents.shape
-    gram = paired_gram(latents, gradients)
-    p_value, p_value_trace = gram.permutation_p_values(num_permutations, torch.Generator().manual_seed(seed))
+    if times is not None and size < 4:
+        raise ValueError(f"{size} rows with times: a line in time takes two of them, so give at least 4.")
+    gram = paired_gram(latents, gradients, times)
+    null = gram.permutation_null(num_permutations, torch.Generator().manual_seed(seed))
+    errors = gram.jackknife(block)
     nan = float("nan")
     parts = [nan] * 4
+    objective_errors, objective_p_value = JackknifeErrors(nan, nan), nan
     if objective_gradients is not None:
-        objective = paired_gram(latents, objective_gradients)
-        remainder = paired_gram(latents, gradients.cpu().double() - objective_gradients.cpu().double())
+        objective = paired_gram(latents, objective_gradients, times)
+        remainder = paired_gram(latents, gradients.cpu().double() - objective_gradients.cpu().double(), times)
         parts = [objective.trace, objective.frobenius, remainder.trace, remainder.frobenius]
+        objective_errors = objective.jackknife(block)
+        objective_p_value = objective.permutation_null(num_permutations, torch.Generator().manual_seed(seed)).p_value
     kappa = latents.abs().max().item()
     latent_norm, gradient_norm = frobenius_norm(latents), frobenius_norm(gradients)
     return Reading(
@@ -127,8 +154,8 @@ def read_cross_covariance(
         trace=gram.trace,
         frobenius=gram.frobenius,
         asymmetry=gram.asymmetry,
-        p_value=p_value,
-        p_value_trace=p_value_trace,
+        p_value=null.p_value,
+        p_value_trace=null.p_value_trace,
         kappa=kappa,
         mu_eff=gram.trace / (num_weights * kappa**2) if kappa else nan,
         objective_trace=parts[0],
@@ -137,7 +164,13 @@ def read_cross_covariance(
         remainder_frobenius=parts[3],
         latent_norm=latent_norm,
         gradient_norm=gradient_norm,
-        is_roundoff=gram.frobenius * (size - 1) <= ROUNDOFF * latent_norm * gradient_norm,
+        is_roundoff=gram.frobenius * gram.freedom <= ROUNDOFF * latent_norm * gradient_norm,
+        trace_error=errors.trace,
+        frobenius_error=errors.frobenius,
+        null_frobenius=null.frobenius,
+        objective_trace_error=objective_errors.trace,
+        objective_frobenius_error=objective_errors.frobenius,
+        objective_p_value=objective_p_value,
     )
 
 

@@ -31,7 +31,7 @@ class ProbeRows:
     Attributes:
         latents: shape (B, d).
         gradients: d loss / d latent, shape (B, d).
-        slack_gradients: d loss / d slack, shape (B, d); None without a slack.
+        slack_gradients: d loss / d slack, shape (B, d), per unit of latent; None without a slack.
         objective_gradients: d loss / d latent at the mean latent, shape (B, d).
     """
 
@@ -108,6 +108,30 @@ def collect(module: Probed, batches: Iterable[Tensor]) -> ProbeRows:
     return ProbeRows(latents, gradients, torch.stack(slacks) if slacks else None, objective)
 
 
+def probe_row(module: Probed, batch: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The row of one batch at the present weights: what a training step on it would see.
+
+    The same conditions as those of ``collect``.
+
+    Args:
+        module: see ``collect``.
+        batch: shape (N, D), in training units; moved to the weights' device.
+
+    Returns:
+        Latent, d loss / d latent, and d loss / d slack per unit of latent (None without a slack), each of shape (d,),
+        detached, on the CPU.
+
+    Raises:
+        TypeError: the module is no ``nn.Module``.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{type(module).__name__} is no torch module; the probe must switch it to training mode.")
+    batch = batch.to(next(module.parameterization.parameters()).device)
+    with undisturbed(module), torch.inference_mode(False), torch.enable_grad():
+        module.train()
+        return _row(module, batch.clone() if batch.is_inference() else batch)
+
+
 def probe_cross_covariance(
     module: Probed, batches: Iterable[Tensor], num_permutations: int = 200, seed: int = 0
 ) -> CrossCovarianceResult:
@@ -125,11 +149,11 @@ def probe_cross_covariance(
         ValueError: fewer than three batches, or a model that has diverged.
     """
     rows = collect(module, batches)
-    options = {"num_permutations": num_permutations, "seed": seed}
-    latent_gradient = read_cross_covariance(rows.latents, rows.gradients, rows.objective_gradients, **options)
+    latents, at_mean = rows.latents, rows.objective_gradients
+    latent_gradient = read_cross_covariance(latents, rows.gradients, at_mean, num_permutations, seed)
     slack = None
     if rows.slack_gradients is not None:
-        slack = read_cross_covariance(rows.latents, rows.slack_gradients, rows.objective_gradients, **options)
+        slack = read_cross_covariance(latents, rows.slack_gradients, at_mean, num_permutations, seed)
     return CrossCovarianceResult(latent_gradient, slack)
 
 
@@ -143,7 +167,9 @@ def _row(module: Probed, batch: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     # One backward gives both: the slack's own gradient is measured, not assumed to equal the latent's.
     gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
     gradient, *rest = [_or_zeros(g, w).detach().cpu() for g, w in zip(gradients, wanted, strict=True)]
-    return latent.detach().cpu().clone(), gradient, rest[0] if rest else None
+    # The stored slack enters the latent times its gain: per unit of latent, as the latent's own gradient.
+    slack_gradient = rest[0] / module.parameterization.slack_gain if rest else None
+    return latent.detach().cpu().clone(), gradient, slack_gradient
 
 
 def _gradient_at(module: Probed, batch: Tensor, latent: Tensor) -> Tensor:

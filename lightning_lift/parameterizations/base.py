@@ -29,13 +29,15 @@ class Parameterization(nn.Module, ABC):
         names: the constrained tensors, by their full name in the bound module, in flattening order.
         shapes: their shapes.
         readout: psi, or None where theta itself is stored.
-        slack: the lift's learnable bias b, shape (d,); None for parameterizations without one.
+        slack: the lift's learnable bias b as it is stored, shape (d,); None for parameterizations without one.
+        slack_gain: the latent holds slack_gain * slack: d latent / d slack is slack_gain times the identity.
     """
 
     names: tuple[str, ...]
     shapes: dict[str, torch.Size]
     readout: Readout | None = None
     slack: nn.Parameter | None
+    slack_gain: float = 1.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,3 +228,16 @@ def inverse_in_float64(readout: Readout, flat: Tensor) -> tuple[Tensor, int]:
     # The weight's relative error is |latent| times the latent's: all there may be is one rounding, at the end.
     latent = readout.inverse(flat.cpu().double()).to(flat)
     return latent, int((flat < readout.floor).sum())
+
+
+def inverse_with_gain(readout: Readout, flat: Tensor, gain: float) -> tuple[Tensor, int]:
+    """Stored numbers (d,) whose latent gain * stored gives flat weights (d,), and the count below the floor."""
+    latent, raised = inverse_in_float64(readout, flat)
+    if gain == 1.0:
+        return latent, raised
+    stored = latent / gain
+    # The gain rounds once more: of the neighbouring floats, take the one whose weight is nearest.
+    up, down = (torch.nextafter(stored, stored.new_full((), sign * torch.inf)) for sign in (1, -1))
+    candidates = torch.stack([stored, up, down])
+    misses = (readout.value(gain * candidates) - flat.clamp(min=readout.floor)).abs()
+    return candidates.gather(0, misses.argmin(0, keepdim=True)).squeeze(0), raised

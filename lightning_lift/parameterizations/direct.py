@@ -3,10 +3,9 @@
 import math
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
 
-from lightning_lift.parameterizations.base import Parameterization, inverse_in_float64
+from lightning_lift.parameterizations.base import Parameterization, inverse_with_gain
 from lightning_lift.parameterizations.readouts import ReadoutName, make_readout
 
 
@@ -50,11 +49,6 @@ class DirectSoftplus(Parameterization):
 
     def _set_weights(self, flat: Tensor) -> int:
         assert self.readout is not None
-        latent, raised = inverse_in_float64(self.readout, flat)
-        stored = latent / self.latent_gain
-        # The gain rounds once more: of the neighbouring floats, take the one whose weight is nearest.
-        up, down = (torch.nextafter(stored, stored.new_full((), sign * torch.inf)) for sign in (1, -1))
-        candidates = torch.stack([stored, up, down])
-        misses = (self.readout.value(self.latent_gain * candidates) - flat.clamp(min=self.readout.floor)).abs()
-        self.raw_latent.data.copy_(candidates.gather(0, misses.argmin(0, keepdim=True)).squeeze(0))
+        stored, raised = inverse_with_gain(self.readout, flat, self.latent_gain)
+        self.raw_latent.data.copy_(stored)
         return raised

@@ -14,8 +14,8 @@ from lightning_lift.partition.sampling import sample_line, sample_plane
 from lightning_lift.partition.tails import log_tail_outside_ellipse, log_tails_from_grid
 from lightning_lift.potential import Potential
 
-_MAX_MOVES = 40  # each can double the window
-_LEVEL_MARGIN = 6.0  # nats beyond -log(tolerance) at which the window's sides are put
+MAX_MOVES = 40  # each can double the window
+LEVEL_MARGIN = 6.0  # nats beyond -log(tolerance) at which the window's sides are put
 
 
 class Quadrature(Partition):
@@ -131,10 +131,19 @@ class Quadrature(Partition):
         finally:
             self._window = window
 
-    def _size(self, potential: Potential, training: bool) -> int:
+    def grid_size(self, dim: int, training: bool) -> int:
+        """Grid points along each dimension.
+
+        Args:
+            dim: D.
+            training: of the training grid; False for that of evaluation.
+        """
         if training:
-            return self.num_points or (601 if potential.dim == 1 else 65)
-        return self.evaluation_points or (4801 if potential.dim == 1 else 257)
+            return self.num_points or (601 if dim == 1 else 65)
+        return self.evaluation_points or (4801 if dim == 1 else 257)
+
+    def _size(self, potential: Potential, training: bool) -> int:
+        return self.grid_size(potential.dim, training)
 
     def _on(self, energies: Tensor) -> Tensor:
         return self.window.to(energies)
@@ -142,34 +151,72 @@ class Quadrature(Partition):
     def _log_partition(self, potential: Potential, size: int) -> tuple[Tensor, Tensor, float]:
         """log Z, the energies on the grid and the log of the bound on the mass outside."""
         weight = next(iter(potential.weights.values()))
-        for _ in range(_MAX_MOVES):
+        for _ in range(MAX_MOVES):
             window = self.window.to(weight)
             energies = potential.value(grid_points(window, size))
             log_partition = log_integral(-energies, window, size)
             log_tail = self._log_tail(potential, energies.detach(), window, size)
-            log_mass = float(log_partition.detach())
-            if not math.isfinite(log_mass):  # a diverged model: nothing to follow
+            if not self.follow(energies.detach(), float(log_partition.detach()), log_tail, size):
                 return log_partition, energies, log_tail
-            proposal = self._propose(energies.detach(), log_tail - log_mass, size)
-            if proposal is None:
-                return log_partition, energies, log_tail
-            self._window = proposal
-        raise RuntimeError(
+        raise RuntimeError(self.never_ends())
+
+    def follow(self, energies: Tensor, log_mass: float, log_tail: float, size: int) -> bool:
+        """Moves the window where it does not hold the density; everything must then be computed again.
+
+        Args:
+            energies: E on the grid of the present window, shape (size^D,), without gradient.
+            log_mass: log Z on it, nats.
+            log_tail: log of the bound on the mass outside.
+            size: grid points along each dimension.
+
+        Returns:
+            Whether it has moved.
+        """
+        if not math.isfinite(log_mass):  # a diverged model: nothing to follow
+            return False
+        proposal = self._propose(energies, log_tail - log_mass, size)
+        if proposal is None:
+            return False
+        self._window = proposal
+        return True
+
+    def never_ends(self) -> str:
+        """What to say when the window has moved ``MAX_MOVES`` times in one step."""
+        return (
             f"the window grew to {self.window.tolist()} and the mass outside is not yet below "
             f"{self.tail_tolerance:g}: the energy hardly grows, exp(-E) has no finite mass; raise strong_convexity."
         )
 
     def _log_tail(self, potential: Potential, energies: Tensor, window: Tensor, size: int) -> float:
-        assert self._support is not None
-        open_sides = torch.isinf(self._support)
-        if not bool(open_sides.any()):
+        if not bool(self.open_sides.any()):
             return -math.inf
         if potential.dim == 2:
             return log_tail_outside_ellipse(potential, window)
+        return self.log_tail_on_line(energies, size)
+
+    def log_tail_on_line(self, energies: Tensor, size: int) -> float:
+        """log of the bound on the mass outside the present window, in one dimension.
+
+        Args:
+            energies: E on its grid, shape (size,).
+            size: grid points.
+        """
+        window = self.window.to(energies)
         step = float(window[1, 0] - window[0, 0]) / (size - 1)
         tails = log_tails_from_grid(energies, step)
-        largest = max((t for t, is_open in zip(tails, open_sides[:, 0].tolist(), strict=True) if is_open))
+        largest = max((t for t, is_open in zip(tails, self.open_sides[:, 0].tolist(), strict=True) if is_open))
         return largest + math.log(2.0)
+
+    @property
+    def level(self) -> float:
+        """Nats above the energy's minimum at which the window's sides are put."""
+        return LEVEL_MARGIN - math.log(self.tail_tolerance)
+
+    @property
+    def open_sides(self) -> Tensor:
+        """Which ends of the support are infinite, boolean, shape (2, D)."""
+        assert self._support is not None
+        return torch.isinf(self._support)
 
     def _propose(self, energies: Tensor, log_tail_fraction: float, size: int) -> Tensor | None:
         """Another window, or None if the present one will do.
@@ -177,14 +224,13 @@ class Quadrature(Partition):
         The sides are put where the energy has risen by a level above its minimum; a side that the level set touches
         moves outwards by half the width.
         """
-        assert self._support is not None
-        open_sides = torch.isinf(self._support)
+        open_sides = self.open_sides
         if not bool(open_sides.any()):
             return None
         window = self.window
         dim = window.shape[1]
         covered = log_tail_fraction <= math.log(self.tail_tolerance)
-        inside = (energies - energies.min() < _LEVEL_MARGIN - math.log(self.tail_tolerance)).view([size] * dim).cpu()
+        inside = (energies - energies.min() < self.level).view([size] * dim).cpu()
         proposal = window.clone()
         for axis in range(dim):
             occupied = inside if dim == 1 else inside.any(1 - axis)

@@ -47,21 +47,46 @@ def log_tail_outside_ellipse(potential: Potential, window: Tensor, num_rays: int
     Returns:
         The bound's logarithm, +inf where some slope does not point outwards.
     """
-    centre, half_widths = window.mean(0), (window[1] - window[0]) / 2.0
+    energy, gradient = potential.value_gradient(ellipse_points(window, num_rays))
+    return float(log_tails_from_ellipse(energy, gradient, window))
+
+
+def ellipse_points(window: Tensor, num_rays: int = 128) -> Tensor:
+    """Equally spaced points u_i of the ellipse inscribed in a box, in the plane: shape (num_rays, 2).
+
+    Args:
+        window: low and high corner of the box, shape (2, 2).
+        num_rays: how many.
+    """
     angles = torch.arange(num_rays, device=window.device) * (2.0 * math.pi / num_rays)
+    centre, half_widths = window.mean(0), (window[1] - window[0]) / 2.0
+    return centre + half_widths * _directions(angles).to(window)
+
+
+def log_tails_from_ellipse(energy: Tensor, gradient: Tensor, window: Tensor) -> Tensor:
+    """What ``log_tail_outside_ellipse`` gives, for any number of windows at once.
+
+    Args:
+        energy: E at each window's ``ellipse_points``, shape (..., M).
+        gradient: grad E there, shape (..., M, 2).
+        window: low and high corner of each box, shape (..., 2, 2).
+
+    Returns:
+        Shape (...), float64; +inf where some slope does not point outwards.
+    """
+    num_rays = energy.shape[-1]
     delta = math.pi / num_rays
-    rays = _directions(angles).to(window)
-    energy, gradient = potential.value_gradient(centre + half_widths * rays)
-    gradient = gradient.double() * half_widths.double()
-    radial = (gradient * rays.double()).sum(1)
+    half_widths = (window[..., 1, :] - window[..., 0, :]) / 2.0
+    angles = torch.arange(num_rays, device=window.device) * (2.0 * math.pi / num_rays)
+    gradient = gradient.double() * half_widths.double().unsqueeze(-2)
+    radial = (gradient * _directions(angles).to(window).double()).sum(-1)
     slopes = torch.minimum(
-        (gradient * _directions(angles - delta).to(gradient)).sum(1),
-        (gradient * _directions(angles + delta).to(gradient)).sum(1),
+        (gradient * _directions(angles - delta).to(gradient)).sum(-1),
+        (gradient * _directions(angles + delta).to(gradient)).sum(-1),
     )
-    if not bool((slopes > 0).all()):  # also true of NaN
-        return math.inf
     log_sector = radial - energy.double() - slopes + (1.0 / slopes + 1.0 / slopes.square()).log()
-    return float(torch.logsumexp(log_sector, 0) + math.log(2.0 * delta) + half_widths.double().log().sum())
+    log_tail = torch.logsumexp(log_sector, -1) + math.log(2.0 * delta) + half_widths.double().log().sum(-1)
+    return torch.where((slopes > 0).all(-1), log_tail, torch.inf)  # NaN is not above 0 either
 
 
 def _directions(angles: Tensor) -> Tensor:

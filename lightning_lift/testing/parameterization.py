@@ -17,9 +17,15 @@ class ParameterizationContract:
 
     Attributes:
         matched_start: whether binding keeps the network's own initial weights (False for a constant slack start).
+        has_right_inverse: whether the weights can be set (False for a lift without slack, which must say so).
+        trains_on_other_weights: whether the weights of training differ from the feasible ones that are set and
+            evaluated, on purpose: latent noise, or a splitting method. Start, right inverse and feasibility are then
+            those of evaluation.
     """
 
     matched_start: bool = True
+    has_right_inverse: bool = True
+    trains_on_other_weights: bool = False
 
     def make(self) -> Parameterization:
         """A fresh, unbound parameterization."""
@@ -35,6 +41,16 @@ class ParameterizationContract:
     def _batch(self, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.randn(32, 2, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
+    def _set_weights_of(self, parameterization: Parameterization, batch: Tensor) -> dict[str, Tensor]:
+        """The weights that were set: those of this training batch, or of evaluation where training uses others."""
+        if not self.trains_on_other_weights:
+            return parameterization.weights(batch)
+        parameterization.calibrate([batch])
+        parameterization.eval()
+        weights = parameterization.weights(batch)
+        parameterization.train()
+        return weights
+
     def _loss(self, network: ICNN, parameterization: Parameterization, batch: Tensor) -> Tensor:
         return (Potential(network, parameterization.weights(batch)).value(batch) - 1.0).square().mean()
 
@@ -48,7 +64,7 @@ class ParameterizationContract:
     def test_starts_where_the_network_did(self) -> None:
         _, parameterization, start = self._bound()
         if self.matched_start:
-            weights = parameterization.weights(self._batch(0))
+            weights = self._set_weights_of(parameterization, self._batch(0))
             for name, weight in start.items():
                 torch.testing.assert_close(
                     weights[name], weight.clamp(min=self._floor(parameterization)), rtol=1e-6, atol=0.0
@@ -58,9 +74,12 @@ class ParameterizationContract:
         for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
             _, parameterization, start = self._bound(dtype)
             target = {name: 0.01 + 3.0 * torch.rand_like(weight) for name, weight in start.items()}
+            if not self.has_right_inverse:
+                self._check_that_setting_is_refused(parameterization, target)
+                continue
             assert parameterization.initialize_(target) == 0
             for seed in (1, 2):
-                weights = parameterization.weights(self._batch(seed, dtype))
+                weights = self._set_weights_of(parameterization, self._batch(seed, dtype))
                 for name, weight in target.items():
                     torch.testing.assert_close(weights[name], weight, rtol=tolerance, atol=0.0)
 
@@ -69,8 +88,11 @@ class ParameterizationContract:
         floor = self._floor(parameterization)
         target = {name: torch.ones_like(weight) for name, weight in start.items()}
         next(iter(target.values())).view(-1)[:3] = 0.0
+        if not self.has_right_inverse:
+            self._check_that_setting_is_refused(parameterization, target)
+            return
         raised = parameterization.initialize_(target)
-        weights = parameterization.weights(self._batch(0))
+        weights = self._set_weights_of(parameterization, self._batch(0))
         first = next(iter(weights[name] for name in target)).reshape(-1)[:3]
         assert raised == (3 if floor > 0 else 0) or (raised == 3 and float(first.detach().min()) > 0)
         assert (first >= 0).all()
@@ -86,9 +108,9 @@ class ParameterizationContract:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                parameterization.project_()
+                parameterization.after_step_()
                 assert parameterization.is_feasible()
-                weights = parameterization.weights(self._batch(step))
+                weights = self._set_weights_of(parameterization, self._batch(step))
                 assert all((weights[name] >= 0).all() for name in parameterization.names)
 
     def test_projection_is_idempotent(self) -> None:
@@ -105,7 +127,7 @@ class ParameterizationContract:
 
     def test_gradient_reaches_each_trainable_tensor(self) -> None:
         network, parameterization, _ = self._bound()
-        parameters = dict(parameterization.named_parameters())
+        parameters = {name: p for name, p in parameterization.named_parameters() if p.requires_grad}
         optimizer = torch.optim.SGD(parameters.values(), lr=1e-3)
         for step in range(
             2
@@ -146,6 +168,46 @@ class ParameterizationContract:
             assert isinstance(twin, Parameterization)
             found = twin.weights()
             assert all(torch.equal(found[name], expected[name]) for name in parameterization.names)
+
+    def test_a_loaded_copy_goes_on_as_the_original_does(self) -> None:
+        """What a parameterization keeps beside its parameters travels in its state: a resumed run is the same run."""
+        network, parameterization, _ = self._bound()
+        optimizer = torch.optim.SGD([p for p in parameterization.parameters() if p.requires_grad], lr=1e-3)
+        for step in range(3):
+            optimizer.zero_grad()
+            self._total(network, parameterization, self._batch(step)).backward()
+            optimizer.step()
+            parameterization.after_step_()
+        saved = io.BytesIO()
+        torch.save(parameterization.state_dict(), saved)
+        saved.seek(0)
+        torch.manual_seed(99)
+        twin_network, twin, _ = self._bound()
+        twin_network.load_state_dict(network.state_dict())
+        twin.load_state_dict(torch.load(saved, weights_only=True))
+        for step in (3, 4):
+            batch = self._batch(step)
+            first = parameterization.latent(batch)
+            assert torch.equal(first, parameterization.latent(batch.clone())), "two readings of one batch differ"
+            assert torch.equal(first, twin.latent(batch)), "the copy was not resumed in step"
+            one, two = (self._total(n, p, batch) for n, p in ((network, parameterization), (twin_network, twin)))
+            assert torch.equal(one, two)
+            for part in (parameterization, twin):
+                part.after_step_()
+
+    def _total(self, network: ICNN, parameterization: Parameterization, batch: Tensor) -> Tensor:
+        penalty = parameterization.penalty()
+        loss = self._loss(network, parameterization, batch)
+        return loss if penalty is None else loss + penalty
+
+    @staticmethod
+    def _check_that_setting_is_refused(parameterization: Parameterization, target: dict[str, Tensor]) -> None:
+        refused = ""
+        try:
+            parameterization.initialize_(target)
+        except ValueError as error:
+            refused = str(error)
+        assert "no right inverse" in refused
 
     @staticmethod
     def _floor(parameterization: Parameterization) -> float:

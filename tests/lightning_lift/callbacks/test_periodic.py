@@ -9,8 +9,12 @@ from torch import Tensor, nn
 from lightning_lift.callbacks import (
     CrossCovariance,
     DensityFigure,
+    LatentStep,
     PeriodicCallback,
     ShoulderOccupancy,
+    ShoulderVisits,
+    TrailingCrossCovariance,
+    UpdateNoise,
     WeightHistograms,
 )
 from tests.lightning_lift.callbacks.runs import (
@@ -43,6 +47,10 @@ def everything() -> list[L.Callback]:
         CrossCovariance(5, num_batches=4, num_permutations=5),
         WeightHistograms(7),
         DensityFigure(5),
+        LatentStep(3),
+        ShoulderVisits(3, 50, num_trajectories=2),
+        TrailingCrossCovariance(8, 5, num_permutations=5),
+        UpdateNoise(9, num_batches=3),
         Recorder(1),
     ]
 
@@ -99,7 +107,8 @@ def test_a_diverged_model_is_reported_once_and_ends_nothing(name: str, tmp_path:
     with pytest.warns(UserWarning) as caught:
         trainer.fit(small_model(PARAMETERIZATIONS[name]), small_data())
     assert trainer.global_step == 20
-    for kind in ("ShoulderOccupancy", "CrossCovariance", "WeightHistograms"):
+    reading = ("CrossCovariance", "TrailingCrossCovariance", "UpdateNoise")
+    for kind in ("ShoulderOccupancy", "WeightHistograms", "LatentStep", "ShoulderVisits", *reading):
         said = [str(w.message) for w in caught if str(w.message).startswith(kind)]
         assert len(said) == 1
         assert "diverged" in said[0] or "finite" in said[0]

@@ -14,6 +14,8 @@ DIM, WEIGHTS, ROWS = 3, 5, 8
 class Linear(nn.Module):
     """latent = slack + A mean(batch), or the slack alone."""
 
+    slack_gain = 1.0
+
     def __init__(self, moves: bool = True, has_slack: bool = True) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
@@ -26,7 +28,9 @@ class Linear(nn.Module):
     def latent(self, batch: Tensor | None = None) -> Tensor:
         if not self.training:
             raise AssertionError("the probe must condition on the batch, so it needs training mode")
-        return self.offset + (self.emission @ batch.mean(0) if self.moves and batch is not None else 0.0)
+        return self.slack_gain * self.offset + (
+            self.emission @ batch.mean(0) if self.moves and batch is not None else 0.0
+        )
 
 
 class Quadratic(nn.Module):
@@ -100,6 +104,16 @@ def test_a_latent_that_ignores_the_batch_and_a_frozen_batch_read_roundoff_zero()
     moving = probe_cross_covariance(Quadratic(), batches(16)).latent_gradient
     assert not moving.is_roundoff
     assert moving.p_value < 0.05
+
+
+def test_a_stored_slack_with_a_gain_reads_per_unit_of_latent() -> None:
+    """latent = gain * stored + ...: the stored number's gradient is gain times the slack's."""
+    plain, scaled = Quadratic(), Quadratic()
+    scaled.parameterization.slack_gain = 8.0
+    with torch.no_grad():
+        scaled.parameterization.slack.div_(8.0)
+    probes = batches(6)
+    torch.testing.assert_close(collect(scaled, probes).slack_gradients, collect(plain, probes).slack_gradients)
 
 
 def test_no_slack_is_undefined_not_zero() -> None:

@@ -24,6 +24,43 @@ class TestLiftOfEverything(ParameterizationContract):
         return Lift(emit="all")
 
 
+class TestLowRankLift(ParameterizationContract):
+    def make(self) -> Parameterization:
+        return Lift(emission="low_rank", slack_gain=30.0)
+
+
+class TestRowColumnLift(ParameterizationContract):
+    def make(self) -> Parameterization:
+        return Lift(emission="row_column", slack_gain=7.0)
+
+
+class TestSharedBasisLift(ParameterizationContract):
+    def make(self) -> Parameterization:
+        return Lift(emission="shared_basis", emission_rank=3, slack_gain=0.1)
+
+
+class TestLowRankLiftOfEverything(ParameterizationContract):
+    def make(self) -> Parameterization:
+        return Lift(body_widths=(16, 8), emission_width=12, emission="low_rank", slack_gain=10.0, emit="all")
+
+
+class TestRowColumnLiftOfEverything(ParameterizationContract):
+    def make(self) -> Parameterization:
+        return Lift(emission="row_column", slack_gain=10.0, emit="all")
+
+
+class TestSharedBasisLiftOfEverything(ParameterizationContract):
+    def make(self) -> Parameterization:
+        return Lift(emission="shared_basis", emit="all")
+
+
+class TestLowRankLiftFromTheReferenceStart(ParameterizationContract):
+    matched_start = False
+
+    def make(self) -> Parameterization:
+        return Lift(emission="low_rank", slack_gain=10.0, slack_start=-2.0, slack_std=0.5)
+
+
 class TestLiftFromTheReferenceStart(ParameterizationContract):
     matched_start = False
 
@@ -56,6 +93,70 @@ def test_latent_is_slack_plus_emission_of_the_mean_code() -> None:
     torch.testing.assert_close(lift.latent(batch), lift.slack + lift.emission.weight @ code)
 
 
+def test_slack_gain_multiplies_the_stored_slack() -> None:
+    lift, batch, vector = bound(slack_gain=10.0, slack_std=0.5), torch.randn(10, 2), torch.randn(72)
+    torch.testing.assert_close(lift.latent(batch), 10.0 * lift.slack + lift.emission(lift.code(batch)))
+    start = 10.0 * lift.slack.detach()
+    assert float(start.mean()) == pytest.approx(-2.0, abs=0.3)
+    assert 0.3 < float(start.std()) < 0.7
+    (slope,) = torch.autograd.grad(lift.latent(batch) @ vector, lift.slack)
+    torch.testing.assert_close(slope, 10.0 * vector)
+
+
+def test_the_slack_gain_follows_the_emission_where_it_is_not_given() -> None:
+    assert Lift().slack_gain == 1.0
+    assert Lift(emission="low_rank").slack_gain == 16.0
+    assert Lift(emission="low_rank", slack_gain=1.0).slack_gain == 1.0
+
+
+@pytest.mark.parametrize("emission", ["low_rank", "row_column", "shared_basis"])
+def test_under_adam_the_slack_moves_as_far_as_a_dense_lifts_latent(emission: str) -> None:
+    """First step at rate lr: lr (1 + |z|_1) with a dense emission, lr * slack_gain with the gain of its code."""
+
+    def first_step(kind: str, gain: float) -> tuple[torch.Tensor, float]:
+        torch.manual_seed(0)
+        lift = Lift(emission=kind, slack_gain=gain).bind(ICNN(2, (8, 8)))
+        batch = torch.randn(64, 2)
+        before, code = lift.latent(batch).detach(), lift.code(batch).detach()
+        moved = [lift.slack, *lift.emission.parameters()] if kind == "dense" else [lift.slack]
+        optimizer = torch.optim.Adam(moved, lr=1e-4)
+        (lift.latent(batch) * torch.linspace(-1.0, 1.0, 72)).sum().backward()
+        optimizer.step()
+        return lift.latent(batch).detach() - before, float(code.abs().sum())
+
+    dense, size = first_step("dense", 1.0)
+    cheap, _ = first_step(emission, 1.0 + size)
+    torch.testing.assert_close(cheap, dense, rtol=1e-2, atol=1e-5)
+    # Stated in the class: |z|_1 is about 0.8 F for a standardised code.
+    assert 0.5 * 96 < size < 96
+
+
+def test_a_lift_without_emission_is_its_slack() -> None:
+    class SlackOnly(Lift):
+        def _make_emission(self, *_: object) -> None:
+            return None
+
+    network = ICNN(2, (8, 8))
+    start = torch.cat([network.get_parameter(name).detach().flatten() for name in network.nonnegative_names()])
+    lift = SlackOnly(slack_gain=5.0).bind(network)
+    latent = lift.latent(torch.randn(10, 2))
+    torch.testing.assert_close(lift.readout.value(latent), start, rtol=1e-6, atol=0.0)
+    assert torch.equal(latent, 5.0 * lift.slack)
+
+
+def test_a_dense_lifts_state_keeps_its_keys() -> None:
+    """Checkpoints written before the emission had a kind load."""
+    keys = set(Lift(emit="all").bind(ICNN(2, (8, 8))).state_dict())
+    assert {"slack", "emission.weight", "free_slack", "free_emission.weight", "_extra_state"} <= keys
+    assert {key for key in keys if not key.startswith("body.")} == {
+        "slack",
+        "emission.weight",
+        "free_slack",
+        "free_emission.weight",
+        "_extra_state",
+    }
+
+
 def test_code_does_not_depend_on_the_order_of_the_batch() -> None:
     lift, batch = bound(), torch.randn(64, 2)
     torch.testing.assert_close(lift.latent(batch.flip(0)), lift.latent(batch), rtol=1e-5, atol=1e-6)
@@ -70,7 +171,7 @@ def test_slack_has_unit_derivative() -> None:
 
 def test_constant_slack_start() -> None:
     assert torch.equal(bound().slack, torch.full((8 * 8 + 8,), -2.0))
-    spread = bound(slack_std=0.5).slack
+    spread = bound(slack_std=0.5).slack.detach()
     assert 0.3 < float(spread.std()) < 0.7
 
 
@@ -172,6 +273,11 @@ def test_fingerprint_survives_float64_and_back() -> None:
         ({"slack_start": "matched", "slack_std": 1.0}, "slack_std=1.0"),
         ({"use_slack": False}, "slack_start=-2.0 with use_slack=False"),
         ({"emission_width": 0}, "emission_width=0"),
+        ({"emission": "sparse"}, "emission='sparse'"),
+        ({"emission_rank": 4}, "emission_rank=4 with emission='dense'"),
+        ({"slack_gain": 0.0}, "slack_gain=0.0"),
+        ({"slack_gain": float("inf")}, "slack_gain=inf"),
+        ({"slack_gain": 2.0, "use_slack": False, "slack_start": "matched"}, "slack_gain=2.0 with use_slack=False"),
         ({"body_widths": ()}, "body_widths"),
         ({"readout": "tanh"}, "'tanh'"),
     ],

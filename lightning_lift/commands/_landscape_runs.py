@@ -1,0 +1,224 @@
+"""What ``lightning-lift landscape`` reads: runs with several checkpoints, their modules and their data."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+import torch
+from jsonargparse import ArgumentError, set_parsing_settings
+from lightning.pytorch.cli import LightningArgumentParser
+from torch import Tensor
+
+import datamodules  # noqa: F401  # so that short class names resolve
+from lightning_lift.compare import RecordStore, RunRecord
+from lightning_lift.compare.build import read_config
+from lightning_lift.modules.base import ConvexModule
+from lightning_lift.modules.checkpoints import check_stamp
+from lightning_lift.partition import Partition
+
+
+@dataclass(frozen=True)
+class Run:
+    """One trajectory.
+
+    Attributes:
+        label: in legends and tables.
+        steps: optimizer steps of the checkpoints, rising.
+        checkpoints: their files.
+        data: settings of the data module, ``{class_path, init_args}``.
+    """
+
+    label: str
+    steps: tuple[int, ...]
+    checkpoints: tuple[Path, ...]
+    data: dict[str, Any]
+
+
+def find_runs(paths: Sequence[str], seed: int | None = None, config: str | None = None) -> list[Run]:
+    """The runs at these paths.
+
+    Args:
+        paths: each the directory of a comparison (every arm of one seed), or a directory with the checkpoints of one
+            run somewhere below it; ``LABEL=PATH`` names such a run.
+        seed: of a comparison; None for the lowest that most arms have checkpoints of.
+        config: a fit configuration that says which data; None for those that the checkpoints name.
+
+    Raises:
+        FileNotFoundError: there is no such directory.
+        ValueError: too few checkpoints, or two runs of one label.
+    """
+    data = None if config is None else dict(read_config(config)["data"])
+    runs: list[Run] = []
+    for text in paths:
+        label, _, path = text.rpartition("=")
+        directory = Path(path)
+        if not directory.is_dir():
+            raise FileNotFoundError(f"{path}: no such directory; give a run's, with several checkpoints below it.")
+        if any((directory / "records").glob("*.json")):
+            runs += _comparison(directory, seed, data)
+        else:
+            files = sorted(directory.rglob("*.ckpt"))
+            runs.append(_run(label or _label(directory), files, data, directory))
+    labels = [run.label for run in runs]
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        raise ValueError(f"two runs are called {twice[0]!r}: name them, LABEL=DIRECTORY.")
+    return runs
+
+
+def _label(directory: Path) -> str:
+    parts = [part for part in directory.resolve().parts if part != "checkpoints"]
+    return "/".join(parts[-2:]) if parts[-1].startswith("version_") else parts[-1]
+
+
+def _comparison(directory: Path, seed: int | None, data: dict[str, Any] | None) -> list[Run]:
+    records = [
+        record
+        for record in RecordStore(directory).all()
+        if record.purpose == "final" and record.outcome == "finished" and len(record.checkpoints) > 1
+    ]
+    seeds = sorted({record.seed for record in records}, key=lambda s: (-sum(r.seed == s for r in records), s))
+    if not seeds:
+        raise ValueError(
+            f"{directory} holds no finished run with checkpoints along its training: run the comparison with "
+            "--checkpoint-every N."
+        )
+    if seed is not None and seed not in seeds:
+        raise ValueError(f"--seed {seed}: {directory} has checkpoints of the seeds {sorted(seeds)}.")
+    chosen = seeds[0] if seed is None else seed
+
+    def run(record: RunRecord) -> Run:
+        files = [directory / path for path in record.checkpoints.values()]
+        return _run(record.arm, files, data or dict(record.config["data"]), directory)
+
+    return [run(record) for record in records if record.seed == chosen]
+
+
+def _run(label: str, files: Sequence[Path], data: dict[str, Any] | None, directory: Path) -> Run:
+    by_step: dict[int, Path] = {}
+    for file in files:
+        checkpoint = read_checkpoint(file)
+        by_step[int(checkpoint["global_step"])] = file  # the last and the best one may be one of the others
+        named = checkpoint.get("datamodule_hyper_parameters", {})
+        if data is None and "_class_path" in named:
+            init_args = {key: value for key, value in named.items() if not key.startswith("_")}
+            data = {"class_path": named["_class_path"], "init_args": init_args}
+    if len(by_step) < 3:
+        raise ValueError(
+            f"{directory} ({label}) has {len(by_step)} checkpoints of different steps, and a trajectory needs at least "
+            "3: fit with a ModelCheckpoint of every_n_train_steps and save_top_k: -1, or compare with "
+            "--checkpoint-every N."
+        )
+    if data is None:
+        raise ValueError(f"{directory} ({label}): its checkpoints do not name their data; give --config FILE.")
+    steps = tuple(sorted(by_step))
+    return Run(label, steps, tuple(by_step[step] for step in steps), data)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint of a convex network's training.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ValueError: it cannot be read, or is no such checkpoint.
+    """
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint ({type(error).__name__}): it is truncated or of another program."
+        ) from error
+    check_stamp(checkpoint)
+    return checkpoint
+
+
+def load_module(path: Path) -> ConvexModule:
+    """The module of a checkpoint, on the CPU, under the weights of evaluation (averaged ones where there are some).
+
+    Args:
+        path: the checkpoint's file.
+
+    Raises:
+        ValueError: it is of no convex network.
+    """
+    named = str(read_checkpoint(path).get("hyper_parameters", {}).get("_class_path", ""))
+    package, _, name = named.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(package), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} is of the class {named!r}, which cannot be imported ({error}).") from error
+    if not (isinstance(cls, type) and issubclass(cls, ConvexModule)):
+        raise ValueError(
+            f"{path} is of {named!r}, which is no ConvexModule: there are no nonnegative weights to slice."
+        )
+    module: ConvexModule = cls.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    return module
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the loss is evaluated on.
+
+    Attributes:
+        validation: rows in training units, shape (N, D).
+        calibration: rows of the reference summary.
+        window: the data's window, shape (2, D), or None.
+    """
+
+    validation: Tensor
+    calibration: tuple[Tensor, ...]
+    window: Tensor | None
+
+
+def load_rows(settings: dict[str, Any], module: ConvexModule, most: int) -> Rows:
+    """The first validation rows of the data that a run was fitted to.
+
+    Args:
+        settings: of the data module.
+        module: of the run.
+        most: rows at most.
+
+    Raises:
+        ValueError: the data have another dimension or other units than the run's.
+    """
+    data = _make_data(settings)
+    data.setup("fit")
+    if getattr(data, "dim", module.dim) != module.dim:
+        raise ValueError(f"{settings['class_path']} has {getattr(data, 'dim', '?')} columns and the run {module.dim}.")
+    for name in ("location", "scale"):
+        found = getattr(data, name, None)
+        if found is not None and not torch.equal(torch.as_tensor(found).float(), getattr(module, name)):
+            raise ValueError(
+                f"{settings['class_path']} has another {name} than the run was fitted in: give the --config it had."
+            )
+    rows = torch.cat([batch for batch in data.val_dataloader()])[:most]
+    calibration = tuple(getattr(data, "calibration_dataloader", list)())
+    return Rows(rows, calibration, getattr(data, "window", None))
+
+
+def _make_data(settings: dict[str, Any]) -> L.LightningDataModule:
+    set_parsing_settings(docstring_parse_attribute_docstrings=False)
+    parser = LightningArgumentParser(exit_on_error=False)
+    parser.add_lightning_class_args(cast(Any, L.LightningDataModule), "data", subclass_mode=True)
+    try:
+        made: L.LightningDataModule = parser.instantiate(parser.parse_object({"data": settings}))["data"]
+    except ArgumentError as error:
+        raise ValueError(f"the data {settings.get('class_path')} cannot be made: {error}") from error
+    return made
+
+
+def prepare(module: ConvexModule, window: Tensor | None) -> None:
+    """Tells the module's estimators of log Z where the data live, as a trainer does.
+
+    Args:
+        module: changed in place.
+        window: of the data.
+    """
+    for part in module.modules():
+        if isinstance(part, Partition):
+            part.prepare(module.support, window)

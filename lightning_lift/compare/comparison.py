@@ -1,0 +1,332 @@
+"""A comparison on disk: its settings, the runs that are done and those that are missing, and the way to the end."""
+
+import fcntl
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning_lift.callbacks._logging import whole_file
+from lightning_lift.compare.local_engine import Engine
+from lightning_lift.compare.plan import Settings, group
+from lightning_lift.compare.progress import RunProgress
+from lightning_lift.compare.record import RecordStore, RunRecord, RunSpec
+from lightning_lift.compare.tasks import Task, Work
+from lightning_lift.compare.tuning import RULE, Choice, choose
+
+Stage = Literal["timing", "tune", "final"]
+STAGES: tuple[Stage, ...] = ("timing", "tune", "final")
+SETTINGS = "comparison.json"
+_FORMAT = 1
+_MAY_GROW = ("seeds", "arms")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of the plan.
+
+    Attributes:
+        spec: the run.
+        record: what it gave; None while it is missing.
+    """
+
+    spec: RunSpec
+    record: RunRecord | None
+
+
+class PairedComparison:
+    """Runs what is missing of a comparison, in three stages, each of which needs the one before.
+
+    Killed at any moment it goes on from there: what is done lies in whole records, and everything else follows from
+    the settings and the records. In Python::
+
+        comparison = PairedComparison(settings, Path("runs/compare/mine"))
+        with sole_user(comparison.directory), RunProgress() as progress, LocalEngine() as engine:
+            comparison.open()
+            comparison.run(engine, progress)
+        write_report(comparison.directory, comparison.report_settings(), comparison.records())
+
+    Args:
+        settings: of the runs.
+        directory: where everything goes.
+        name: for the report.
+        work: what the workers are given; None for the real runs.
+        metrics: test metrics that the report compares; empty for its own choice.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: Path,
+        name: str = "",
+        work: Work | None = None,
+        metrics: Sequence[str] = (),
+    ) -> None:
+        self.settings = settings
+        self.directory = directory
+        self.name = name or directory.name
+        self.metrics = tuple(metrics)
+        self.store = RecordStore(directory)
+        work = work or Work(str(directory))
+        self.work = replace(work, directory=str(directory), checkpoint_every=settings.checkpoint_every)
+        self._specs: dict[str, list[RunSpec]] = {}
+
+    def open(self) -> None:
+        """Writes the settings into the directory, or checks that they are those that it has.
+
+        More seeds or arms than before are welcome: their runs are added.
+
+        Raises:
+            ValueError: the directory holds a comparison with other settings, or records without settings.
+        """
+        path = self.directory / SETTINGS
+        mine = json.loads(json.dumps(self.settings.plain(), default=str))
+        notes: list[str] = []
+        if path.is_file():
+            theirs = read_settings(self.directory)
+            notes = theirs["notes"]
+            if different := _differences(theirs["settings"], mine):
+                shown = "; ".join(different[:4]) + (f"; and {len(different) - 4} more" if len(different) > 4 else "")
+                raise ValueError(
+                    f"{self.directory} holds a comparison with other settings: {shown}. Give another --output, the old "
+                    "settings, or delete the directory."
+                )
+        elif self.store.all():
+            raise ValueError(f"{self.directory} holds records but no {SETTINGS}: give another --output, or delete it.")
+        content = {"name": self.name, "settings": mine, "metrics": self.metrics, "notes": notes}
+        _write(path, {"format": _FORMAT, **content})
+
+    def planned(self, stage: Stage) -> list[Planned] | None:
+        """The runs of a stage; None where they are not known because an earlier stage is not done.
+
+        Args:
+            stage: which.
+
+        Raises:
+            ValueError: a record was made with other settings, or a time that the budget needs is not known.
+        """
+        specs = self._stage_specs(stage)
+        return None if specs is None else [Planned(spec, self.store.get(spec)) for spec in specs]
+
+    def missing_tasks(self, stage: Stage, slots: int) -> list[Task] | None:
+        """What is to be done in a stage, the longest first; None where that is not known yet.
+
+        Args:
+            stage: which.
+            slots: number of tasks that run at a time.
+        """
+        planned = self.planned(stage)
+        if planned is None:
+            return None
+        missing = [run.spec for run in planned if run.record is None]
+        return group(missing, vectorize=self.settings.vectorize, slots=slots, seconds_per_step=self.seconds_per_step())
+
+    def forget_failed(self) -> int:
+        """Deletes the records of failed runs, so that they are done again; gives their number."""
+        failed = [record for record in self.store.all() if record.outcome == "failed"]
+        for record in failed:
+            self.store.path(record.key).unlink()
+        return len(failed)
+
+    def run(self, engine: Engine, progress: RunProgress) -> None:
+        """Does everything that is missing.
+
+        Args:
+            engine: does the tasks.
+            progress: shows how far they are.
+
+        Raises:
+            ValueError: as ``planned``.
+            RuntimeError: the engine lost runs without leaving a record.
+        """
+        for stage in STAGES:
+            alone = stage == "timing"
+            tasks = self.missing_tasks(stage, 1 if alone else engine.slots)
+            if tasks:
+                progress.stage(stage, tasks, self.seconds_per_step())
+                self._note(engine.run(tasks, self.work, progress, alone=alone))
+            if self.missing_tasks(stage, 1) != []:
+                raise RuntimeError(
+                    f"{stage}: runs are still missing after all tasks were done: call the command again."
+                )
+
+    def choices(self) -> dict[str, Choice]:
+        """The learning rate of each arm, once all tuning runs are done; empty without a grid.
+
+        Raises:
+            ValueError: tuning runs are missing.
+        """
+        if not self.settings.learning_rates:
+            return {}
+        done = self._records("tune")
+        if done is None:
+            raise ValueError("the learning rates are not chosen yet: tuning runs are missing.")
+        return {arm.label: choose([r for r in done if r.arm == arm.label]) for arm in self.settings.arms}
+
+    def seconds_per_step(self) -> dict[str, float]:
+        """By arm, from the timing runs that are done."""
+        planned = self.planned("timing") or []
+        times = {run.spec.arm: run.record.timings.get("seconds_per_step", math.nan) for run in planned if run.record}
+        return {arm: seconds for arm, seconds in times.items() if 0 < seconds < math.inf}
+
+    def report_settings(self) -> dict[str, Any]:
+        """What a report has to say besides the records."""
+        tuned = self._records("tune") is not None
+        steps = self._steps_by_arm()
+        return {
+            "name": self.name,
+            "metrics": list(self.metrics),
+            **self.settings.plain(),
+            "steps_by_arm": steps or {},
+            "tuning_rule": RULE if self.settings.learning_rates else None,
+            "tuning": [choice.plain() for choice in self.choices().values()] if tuned else [],
+            "seconds_per_step": self.seconds_per_step(),
+            "notes": read_settings(self.directory)["notes"] if (self.directory / SETTINGS).is_file() else [],
+        }
+
+    def counts(self) -> str:
+        """How many runs are done, in words."""
+        known = {stage: self.planned(stage) for stage in STAGES}
+        texts = [
+            f"{sum(run.record is not None for run in runs)} of {len(runs)} {stage} runs"
+            for stage, runs in known.items()
+            if runs
+        ]
+        return ", ".join(texts) + " are done"
+
+    def records(self) -> list[RunRecord]:
+        """The records of the plan, as far as they are done: others in the directory are not part of it."""
+        known = [run for stage in STAGES for run in self.planned(stage) or []]
+        return [run.record for run in known if run.record is not None]
+
+    def _stage_specs(self, stage: Stage) -> list[RunSpec] | None:
+        if stage not in self._specs:
+            specs = self._new_specs(stage)
+            if specs is None:
+                return None
+            self._specs[stage] = specs
+        return self._specs[stage]
+
+    def _new_specs(self, stage: Stage) -> list[RunSpec] | None:
+        if stage == "timing":
+            return self.settings.timing_specs()
+        steps = self._steps_by_arm()
+        if steps is None:
+            return None
+        if stage == "tune":
+            return self.settings.tuning_specs(steps)
+        if self._records("tune") is None:
+            return None
+        chosen = {label: choice.learning_rate for label, choice in self.choices().items()}
+        return self.settings.final_specs(steps, {arm.label: chosen.get(arm.label) for arm in self.settings.arms})
+
+    def _steps_by_arm(self) -> dict[str, int] | None:
+        if self.settings.budget == "steps":
+            return self.settings.steps_by_arm([])
+        timing = self._records("timing")
+        return None if timing is None else self.settings.steps_by_arm(timing)
+
+    def _records(self, stage: Stage) -> list[RunRecord] | None:
+        """All records of a stage, or None if any is missing."""
+        planned = self.planned(stage)
+        if planned is None:
+            return None
+        done = [run.record for run in planned if run.record is not None]
+        return done if len(done) == len(planned) else None
+
+    def _note(self, notes: Sequence[str]) -> None:
+        if notes:
+            content = read_settings(self.directory)
+            content["notes"] = list(dict.fromkeys([*content["notes"], *notes]))
+            _write(self.directory / SETTINGS, content)
+
+
+@contextmanager
+def sole_user(directory: Path, *, shared: bool = False) -> Iterator[None]:
+    """Keeps other commands off a directory while this one works in it, and clears away what killed ones left.
+
+    Args:
+        directory: of the comparison; made if it is not there.
+        shared: only keeps off those that want it alone, and clears nothing: the elements of a job array.
+
+    Raises:
+        ValueError: another command works in it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("a+") as file:
+        try:
+            # It ends with the process, however that ends.
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"{directory}: another compare command is at work there: wait for its end, or give another --output."
+            ) from error
+        except OSError:  # a file system without locks
+            shared = True
+        if not shared:
+            for left in (directory / "records").glob(".*.json"):
+                left.unlink()
+            for left in (directory / "checkpoints").glob(".*"):
+                shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def read_settings(directory: Path) -> dict[str, Any]:
+    """What ``open`` wrote: ``name``, ``settings`` (see ``Settings.plain``), ``metrics`` and ``notes``.
+
+    Args:
+        directory: of the comparison.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
+    path = directory / SETTINGS
+    if not path.is_file():
+        raise ValueError(f"{directory} holds no comparison (there is no {SETTINGS} in it).")
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} cannot be read ({error}): delete it to start anew.") from error
+    if content.get("format") != _FORMAT:
+        raise ValueError(
+            f"{path} has the format {content.get('format')!r} and this version reads {_FORMAT}: give another --output."
+        )
+    return content
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    with whole_file(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What is not the same, one text a setting; seeds and arms may have been added."""
+    grown = {key: _without_added(old.get(key), value) if key in _MAY_GROW else value for key, value in new.items()}
+    if new.get("budget") == "seconds" and new.get("seconds") is None:
+        grown["arms"] = new["arms"]  # a faster arm would change the budget of all
+    one, two = _flat(old), _flat(grown)
+    return [
+        f"{key} is {_shown(one, key)} there and {_shown(two, key)} now"
+        for key in dict.fromkeys([*one, *two])
+        if one.get(key, "absent") != two.get(key, "absent")
+    ]
+
+
+def _without_added(old: Any, new: Any) -> Any:
+    """The new list without what the old one lacks, in the old order, if that leaves the old one."""
+    return old if isinstance(old, list) and all(item in new for item in old) else new
+
+
+def _shown(flat: Mapping[str, Any], key: str) -> str:
+    text = json.dumps(flat[key]) if key in flat else "absent"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping) and value:
+        return {k: v for key, item in value.items() for k, v in _flat(item, f"{prefix}{key}.").items()}
+    return {prefix.removesuffix("."): value}

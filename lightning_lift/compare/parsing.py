@@ -1,0 +1,156 @@
+"""Settings of fit as plain data: read, found valid, and turned into objects, as the command line does it."""
+
+import copy
+import functools
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+from jsonargparse import (  # type: ignore[attr-defined]
+    ActionConfigFile,
+    ActionYesNo,
+    ArgumentError,
+    Namespace,
+    set_parsing_settings,
+)
+from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters_context
+
+import datamodules  # noqa: F401  # so that short class names resolve, here and in the next lines
+import lightning_lift.callbacks
+import lightning_lift.modules  # noqa: F401
+from lightning_lift.parameterizations import names  # noqa: F401  # short names of the parameterizations
+
+SECTIONS = ("seed_everything", "model", "data", "trainer")
+_INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # Lightning's own name for what makes modules from settings
+
+
+def read_config(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads the configuration of a fit, with every default filled in.
+
+    Args:
+        path: of the YAML file that ``lightning-lift fit --config`` would read; it may have a ``compare`` mapping with
+            defaults of the compare command.
+        overrides: further arguments as fit takes them, such as ``--data.batch_size=64`` or another ``--config``.
+
+    Returns:
+        ``model``, ``data``, ``trainer`` and ``seed_everything`` as plain settings, and ``compare`` ({} without one).
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file or an override is not valid.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"--config {path}: no such file.")
+    with _said_in_one_line(f"--config {path}"):
+        parsed = _parser().parse_args(["--config", str(path), *overrides])
+    settings = _plain(parsed)
+    for section in ("model", "data"):
+        if settings[section] is None:
+            raise ValueError(f"--config {path}: it has no {section!r}; a comparison needs a model and a data module.")
+    return settings
+
+
+def checked(config: Mapping[str, Any], subject: str) -> dict[str, Any]:
+    """The settings, found valid and with every default filled in.
+
+    Args:
+        config: with all of ``SECTIONS``; it stays as it is.
+        subject: what an error is about.
+
+    Raises:
+        ValueError: they are not valid, in one line.
+    """
+    with _said_in_one_line(subject):
+        # A copy: the parser turns mappings inside lists into namespaces in place.
+        parsed = _parser().parse_object(copy.deepcopy({key: config[key] for key in SECTIONS}))
+    settings = _plain(parsed)
+    del settings["compare"]
+    return settings
+
+
+def instantiated(config: Mapping[str, Any]) -> Namespace:
+    """What settings describe: ``model`` and ``data`` built, the callbacks of ``trainer`` too, but not the trainer.
+
+    Args:
+        config: some of ``SECTIONS``, a ``model`` with its ``data``; it stays as it is.
+
+    Raises:
+        ValueError: settings that are not valid, or that a constructor refuses.
+    """
+    parser = _parser()
+    sections = copy.deepcopy({key: config[key] for key in SECTIONS if key in config})
+    makers = [
+        (_instantiator(key, config.get(key)), cls, True)
+        for key, cls in (("model", L.LightningModule), ("data", L.LightningDataModule))
+    ]
+    with warnings.catch_warnings(), _said_in_one_line("the configuration"):
+        warnings.simplefilter("ignore")
+        parsed = parser.parse_object(sections)
+        return cast(Namespace, parser.instantiate(parsed, instantiate_groups=False, instantiators=makers))
+
+
+def _instantiator(key: str, settings: Any) -> Callable[..., Any]:
+    """Makes a module whose hyperparameters are its settings, as the command line does: fit loads what it saves."""
+
+    def instantiate(cls: type, *args: Any, applied_instantiation_links: dict[str, Any], **kwargs: Any) -> Any:
+        given = {
+            "_class_path": settings["class_path"],
+            **settings.get("init_args", {}),
+            **settings.get("dict_kwargs", {}),
+        }
+        start = f"{key}.init_args."
+        given |= {k[len(start) :]: v for k, v in applied_instantiation_links.items() if k.startswith(start)}
+        with _given_hyperparameters_context(hparams=given, instantiator=_INSTANTIATOR):
+            return cls(*args, **kwargs)
+
+    return instantiate
+
+
+@functools.cache
+def _parser() -> LightningArgumentParser:
+    """A parser of fit's settings, with the links that the command line has."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=False)
+    parser = LightningArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action=ActionConfigFile)
+    parser.add_argument("--seed_everything", type=int, default=0)
+    parser.add_argument("--compare", type=dict[str, Any], default={})
+    parser.add_lightning_class_args(L.Trainer, "trainer")
+    parser.add_lightning_class_args(cast(Any, L.LightningModule), "model", subclass_mode=True, required=False)
+    parser.add_lightning_class_args(cast(Any, L.LightningDataModule), "data", subclass_mode=True, required=False)
+    parser.link_arguments("data.dim", "model.init_args.dim", apply_on="instantiate")
+    # What else fit writes into the config.yaml of a run: accepted, and without effect in a comparison.
+    parser.add_argument("--test_after_fit", action=ActionYesNo, default=False)
+    for name in ("ckpt_path", "weights_only"):
+        parser.add_argument(f"--{name}", type=Any, default=None)
+    return parser
+
+
+def _plain(parsed: Namespace) -> dict[str, Any]:
+    text = _parser().dump(parsed, format="json", skip_unset=False, skip_link_targets=True)
+    dumped: dict[str, Any] = json.loads(text)
+    for section in ("model", "data"):
+        if dumped[section] is not None:
+            dumped[section].setdefault("init_args", {})  # a class without arguments
+    return {key: dumped[key] for key in (*SECTIONS, "compare")}
+
+
+@contextmanager
+def _said_in_one_line(subject: str) -> Iterator[None]:
+    try:
+        yield
+    except ArgumentError as error:
+        lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
+        # jsonargparse names the key first, and last the innermost reason among those of each type that it tried.
+        reasons = [line for line in lines if "Expected a <class 'NoneType'>" not in line and not _is_noise(line)]
+        text = re.sub(r"Type \S+\[.*?\] expects a function or a callable class: ", "", " ".join(reasons))
+        raise ValueError(f"{subject}: {re.sub(r'[.] Got value: Namespace.*', '', text)}") from error
+
+
+def _is_noise(line: str) -> bool:
+    return line.startswith(("Given value", "Subtypes:", "Errors:", "Does not validate against any"))

@@ -1,0 +1,388 @@
+"""Tables of a report: cells of text under a title, and the builders that fill them from a comparison."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_lift.compare.readings import Arm, Axis, Checkpoint, Comparison, lower_is_better, plain_name
+from lightning_lift.compare.statistics import Description, PairedDifference, describe
+
+NONE = "–"  # noqa: RUF001 - the dash of an empty cell
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns.
+
+    Attributes:
+        title: above it.
+        columns: heads.
+        rows: as many cells as columns; the first names the row.
+        note: below it, or empty.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"a row of {self.title!r} has {len(row)} cells under {len(self.columns)} heads: {row}")
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number to so many significant digits; a dash for NaN.
+
+    Args:
+        value: any float.
+        digits: significant ones.
+    """
+    if math.isnan(value):
+        return NONE
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value == 0.0:
+        return "0"
+    size = math.floor(math.log10(abs(value)))
+    if not -4 <= size < 6:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:.{max(0, digits - 1 - size)}f}"
+
+
+def with_error(value: float, error: float) -> str:
+    """``value ± error``, both to the error's second significant digit."""
+    # Equal numbers have a standard deviation of rounding errors.
+    if not math.isfinite(error) or not math.isfinite(value) or error <= 1e-12 * abs(value):
+        return number(value, 4)
+    size = math.floor(math.log10(error))
+    if size < -6 or size >= 5:
+        return f"{number(value, 4)} ± {number(error, 2)}"
+    places = max(0, 1 - size)
+    return f"{value:.{places}f} ± {error:.{places}f}"
+
+
+def p_text(value: float) -> str:
+    """A p-value; a dash for NaN."""
+    if math.isnan(value):
+        return NONE
+    return f"{value:.1e}" if value < 1e-3 else f"{value:.3f}"
+
+
+def arms_table(comparison: Comparison) -> Table:
+    """What each arm is."""
+    rows = []
+    for arm in comparison.arms:
+        example = arm.example
+        config = example.config if example is not None else {}
+        chosen = sorted({rate_text(record.learning_rate) for record in arm.finals.values()})
+        rows.append(
+            [
+                arm.label,
+                *_class_and_arguments(config, "parameterization"),
+                ", ".join(chosen) or NONE,
+                f"{example.num_parameters:,}" if example is not None and example.num_parameters else NONE,
+            ]
+        )
+    return Table("Arms", ["arm", "parameterization", "arguments", "learning rate", "trained parameters"], rows)
+
+
+def common_table(comparison: Comparison) -> Table:
+    """Network, data, training and budget: one line where all arms agree, else one an arm."""
+    parts = {"network": _network, "data": _data, "optimizer": _optimizer, "trainer": _trainer}
+    examples = [(arm.label, arm.example) for arm in comparison.arms]
+    rows: list[list[str]] = []
+    for part, text in parts.items():
+        by_arm = {label: text(record.config) for label, record in examples if record is not None and record.config}
+        if len(set(by_arm.values())) == 1:
+            rows.append([part, next(iter(by_arm.values()))])
+        else:
+            rows += [[f"{part} ({label})", described] for label, described in by_arm.items()]
+    finals = [record for arm in comparison.arms for record in arm.finals.values()]
+    rows.append(["steps", ", ".join(f"{steps:,}" for steps in sorted({record.steps for record in finals})) or NONE])
+    rows.append(["seeds", f"{len(comparison.seeds)} ({_ranges(comparison.seeds)})" if finals else NONE])
+    rows.append(["engine", ", ".join(sorted({record.engine for record in finals})) or NONE])
+    return Table("What all arms share", ["", "setting"], rows)
+
+
+def results_table(comparison: Comparison, metric: str) -> Table:
+    """A test metric by arm, at the best and at the last checkpoint."""
+    columns = [
+        "arm",
+        "runs",
+        "best: mean ± s.e.",
+        "best: median [quartiles]",
+        "last: mean ± s.e.",
+        "last: median [quartiles]",
+    ]
+    rows = []
+    for arm in comparison.arms:
+        best, last = (describe(list(arm.values(point, metric).values())) for point in _POINTS)
+        rows.append([arm.label, f"{best.count} of {len(arm.finals)}", *_described(best), *_described(last)])
+    better = "lower" if lower_is_better(metric) else "higher"
+    return Table(capital(plain_name(metric)), columns, rows, f"The {better} the better. Finished runs only.")
+
+
+def within_table(comparison: Comparison, axis: Axis) -> Table:
+    """The validation metrics as far as all arms come in steps or seconds."""
+    metrics = headline_curves(comparison)
+    rows = []
+    values = {metric: comparison.values_within(axis, metric) for metric in metrics}
+    for arm in comparison.arms:
+        described = [describe(list(values[metric][arm.label].values())) for metric in metrics]
+        count = max((one.count for one in described), default=0)
+        cells = [cell for one in described for cell in _described(one)]
+        rows.append([arm.label, f"{count} of {len(arm.finals)}", *cells])
+    heads = [f"{plain_name(metric)}: {what}" for metric in metrics for what in ("mean ± s.e.", "median [quartiles]")]
+    limit = comparison.common_limit[axis]
+    title = (
+        f"Validation after {int(limit):,} steps"
+        if axis == "steps"
+        else f"Validation after {number(limit)} s of training"
+    )
+    return Table(
+        title,
+        ["arm", "runs", *heads],
+        rows,
+        f"At the look with the lowest {plain_name(comparison.monitor)} up to then.",
+    )
+
+
+def differences_table(title: str, comparisons: Sequence[PairedDifference]) -> Table:
+    """Paired differences with their interval, test and win rate."""
+    rows = [
+        [
+            f"{one.first} − {one.second}",  # noqa: RUF001 - a minus sign
+            str(one.pairs) + (f" (+{one.unfinished})" if one.unfinished else ""),
+            number(one.mean),
+            f"{number(one.low)} to {number(one.high)}" if math.isfinite(one.low) else NONE,
+            number(one.shift),
+            number(one.rank_biserial, 2),
+            p_text(one.p_value),
+            p_text(one.p_holm),
+            f"{100.0 * one.win_rate:.0f} % ({one.wins}/{one.ties}/{one.losses})"
+            if one.pairs or one.unfinished
+            else NONE,
+        ]
+        for one in comparisons
+    ]
+    heads = ["pair", "pairs", "mean difference", "95 % interval", "median shift", "rank biserial", "p", "Holm p",
+             "first wins (win/tie/loss)"]  # fmt: skip
+    left_out = any(one.unfinished for one in comparisons)
+    note = "In brackets: seeds left out because a run of either arm did not finish." if left_out else ""
+    return Table(title, heads, rows, note)
+
+
+def outcomes_table(comparison: Comparison) -> Table:
+    """How the final runs ended."""
+    rows = []
+    for arm in comparison.arms:
+        ends = [record.outcome for record in arm.finals.values()]
+        missing = len(comparison.seeds) - len(ends)
+        rows.append([arm.label, *[str(ends.count(end)) for end in ("finished", "diverged", "failed")], str(missing)])
+    return Table("Outcomes of the final runs", ["arm", "finished", "diverged", "failed", "not run"], rows)
+
+
+def errors_table(comparison: Comparison) -> Table | None:
+    """What went wrong in runs that did not finish, equal errors together; None where all went well."""
+    found: dict[tuple[str, str, str, str], list[int]] = {}
+    for record in comparison.records:
+        if record.outcome != "finished":
+            error = (record.error or "").strip().splitlines()
+            kind = (
+                record.arm,
+                record.purpose,
+                record.outcome,
+                error[0] if error else "the loss or a metric is not finite",
+            )
+            found.setdefault(kind, []).append(record.seed)
+    rows = [
+        [arm, purpose, end, _ranges(sorted(set(seeds))), error] for (arm, purpose, end, error), seeds in found.items()
+    ]
+    return Table("Runs that did not finish", ["arm", "purpose", "outcome", "seeds", "error"], rows) if rows else None
+
+
+def tuning_table(comparison: Comparison) -> Table:
+    """Every learning rate tried, and the chosen one of each arm."""
+    rows = []
+    for arm in comparison.arms:
+        chosen = {record.learning_rate for record in arm.finals.values()}
+        for rate, values, runs in tuning_curve(comparison, arm):
+            found = describe(values)
+            rows.append(
+                [
+                    arm.label,
+                    rate_text(rate),
+                    with_error(found.mean, found.standard_error),
+                    f"{found.count} of {runs}",
+                    "chosen" if rate in chosen else "",
+                ]
+            )
+    heads = ["arm", "learning rate", f"best {plain_name(comparison.monitor)}: mean ± s.e.", "finished", ""]
+    return Table("Learning rates tried", heads, rows)
+
+
+def cost_table(comparison: Comparison) -> Table:
+    """Seconds and parameters by arm, and the ratio of a step to the cheapest arm's."""
+    per_step = {arm.label: seconds_per_step(arm) for arm in comparison.arms}
+    cheapest = min((seconds for seconds, _ in per_step.values() if math.isfinite(seconds)), default=math.nan)
+    rows = []
+    for arm in comparison.arms:
+        seconds, source = per_step[arm.label]
+        sizes = sorted({record.num_parameters for record in arm.finals.values()})
+        rows.append(
+            [
+                arm.label,
+                f"{number(1000.0 * seconds)} ms" if math.isfinite(seconds) else NONE,
+                number(seconds / cheapest, 2) if math.isfinite(seconds) else NONE,
+                source,
+                f"{number(arm.total_seconds)} s" if math.isfinite(arm.total_seconds) else NONE,
+                ", ".join(f"{size:,}" for size in sizes if size) or NONE,
+            ]
+        )
+    heads = ["arm", "a training step", "times the cheapest", "measured", "training time of a run", "trained parameters"]
+    return Table("Cost", heads, rows)
+
+
+def all_metrics_table(comparison: Comparison, checkpoint: Checkpoint) -> Table:
+    """Mean ± standard error of every metric of the finished runs at a checkpoint."""
+    rows = [
+        [metric, *[_described(describe(list(arm.values(checkpoint, metric).values())))[0] for arm in comparison.arms]]
+        for metric in comparison.metrics(checkpoint)
+    ]
+    heads = ["metric", *[arm.label for arm in comparison.arms]]
+    return Table(f"Every metric at the {checkpoint} checkpoint, mean ± s.e.", heads, rows)
+
+
+def versions_table(comparison: Comparison) -> Table:
+    """Packages that determine the numbers; several versions of one are all named."""
+    found: dict[str, set[str]] = {}
+    for record in comparison.records:
+        for package, version in record.versions.items():
+            found.setdefault(package, set()).add(version)
+    rows = [[package, ", ".join(sorted(versions))] for package, versions in sorted(found.items())]
+    return Table("Versions", ["package", "version"], rows)
+
+
+def headline_curves(comparison: Comparison) -> list[str]:
+    """Validation curves that are tested and drawn: the monitored one, and total variation where it is measured."""
+    curves = comparison.curves("val/")
+    return [name for name in dict.fromkeys([comparison.monitor, "val/total_variation"]) if name in curves]
+
+
+def tuning_curve(comparison: Comparison, arm: Arm) -> list[tuple[float | None, list[float], int]]:
+    """By rate, ascending: the best validation metric of each finished tuning run, and the number of runs."""
+    rates: dict[float | None, list[float]] = {}
+    runs: dict[float | None, int] = {}
+    monitor = comparison.monitor
+    for record in arm.tunings:
+        rates.setdefault(record.learning_rate, [])
+        runs[record.learning_rate] = runs.get(record.learning_rate, 0) + 1
+        looks = [value for value in record.curves.get(monitor, ()) if math.isfinite(value)]
+        value = record.metrics.get("best", {}).get(monitor, min(looks, default=math.nan))
+        if record.outcome == "finished" and math.isfinite(value):
+            rates[record.learning_rate].append(float(value))
+    return [(rate, rates[rate], runs[rate]) for rate in sorted(rates, key=lambda rate: rate or 0.0)]
+
+
+def seconds_per_step(arm: Arm) -> tuple[float, str]:
+    """Of the timing run, else the median of the finished runs, and where the number is from."""
+    if arm.seconds_per_step is not None:
+        return arm.seconds_per_step, "alone, in a run for that"
+    found = [record.timings.get("seconds_per_step", math.nan) for record in arm.finished.values()]
+    known = [value for value in found if math.isfinite(value)]
+    if not known:
+        return math.nan, NONE
+    shared = any(record.engine == "vectorized" for record in arm.finished.values())
+    return describe(known).median, "share of a batch of seeds" if shared else "beside other runs"
+
+
+def rate_text(rate: float | None) -> str:
+    """A learning rate, or that the configuration's own is used."""
+    return "the configuration's" if rate is None else f"{rate:g}"
+
+
+def capital(text: str) -> str:
+    """With its first letter large, the others as they are."""
+    return text[:1].upper() + text[1:]
+
+
+_POINTS: tuple[Checkpoint, Checkpoint] = ("best", "last")
+
+
+def _described(found: Description) -> list[str]:
+    if not found.count:
+        return [NONE, NONE]
+    # As many digits as tell the quartiles apart.
+    size = max(abs(found.low_quartile), abs(found.high_quartile))
+    spread = found.high_quartile - found.low_quartile
+    digits = 3 if spread <= 1e-12 * size else min(9, 3 + math.floor(math.log10(size / spread)))
+    median, low, high = (number(one, digits) for one in (found.median, found.low_quartile, found.high_quartile))
+    return [with_error(found.mean, found.standard_error), f"{median} [{low}, {high}]"]
+
+
+def _class_and_arguments(config: Mapping[str, Any], part: str) -> tuple[str, str]:
+    model = config.get("model") or {}
+    setting = (model.get("init_args") or {}).get(part) if isinstance(model, Mapping) else None
+    return _named(setting)
+
+
+def _named(setting: Any) -> tuple[str, str]:
+    """Short class name and arguments of a ``{class_path, init_args}``, or of a class path alone."""
+    if not setting:
+        return NONE, ""
+    if not isinstance(setting, Mapping):
+        return str(setting).rpartition(".")[2], ""
+    name = str(setting.get("class_path", NONE)).rpartition(".")[2]
+    arguments = setting.get("init_args") or {}
+    return name, ", ".join(f"{key}={plain(value)}" for key, value in arguments.items())
+
+
+def plain(value: Any) -> str:
+    """A setting as compact JSON, so that lists and strings can be told apart; null is None."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str, sort_keys=True).replace("null", "None")
+
+
+def _joined(named: tuple[str, str]) -> str:
+    return f"{named[0]}({named[1]})"
+
+
+def _network(config: Mapping[str, Any]) -> str:
+    return _joined(_class_and_arguments(config, "network"))
+
+
+def _data(config: Mapping[str, Any]) -> str:
+    setting = config.get("data")
+    if isinstance(setting, Mapping):  # the seed is each run's own
+        arguments = {k: v for k, v in (setting.get("init_args") or {}).items() if k != "data_seed"}
+        setting = {**setting, "init_args": arguments}
+    return _joined(_named(setting))
+
+
+def _optimizer(config: Mapping[str, Any]) -> str:
+    name, arguments = _class_and_arguments(config, "optimizer")
+    kept = ", ".join(part for part in arguments.split(", ") if not part.startswith("lr="))  # arm by arm, above
+    scheduler = _class_and_arguments(config, "lr_scheduler")
+    return f"{name}({kept})" + ("" if scheduler[0] == NONE else f", {_joined(scheduler)}")
+
+
+def _trainer(config: Mapping[str, Any]) -> str:
+    trainer = config.get("trainer") or {}
+    said = {key: value for key, value in trainer.items() if value not in (None, [], {}, False)}
+    return ", ".join(f"{key}={plain(value)}" for key, value in sorted(said.items())) or NONE
+
+
+def _ranges(seeds: Sequence[int]) -> str:
+    """``0-4, 7`` of 0, 1, 2, 3, 4, 7."""
+    parts: list[list[int]] = []
+    for seed in seeds:
+        if parts and seed == parts[-1][-1] + 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)

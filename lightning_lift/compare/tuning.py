@@ -1,0 +1,113 @@
+"""The rule by which each arm gets its learning rate."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_lift.compare.record import RunRecord
+
+FIRST_TUNING_SEED = 1000
+RULE = (
+    "Each arm is run at each learning rate of the grid on seeds of their own, none of which is used again. The rate "
+    "with the lowest mean of the best validation metric is taken, among the rates at which every tuning run finished; "
+    "where there is none, among the means over the runs that did. Ties go to the smaller rate."
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The learning rate of an arm and what it rests on.
+
+    Attributes:
+        arm: its label.
+        learning_rate: the chosen one.
+        metric: validation metric that was compared.
+        means: by rate, of the best validation metric over the runs that finished; NaN where none did.
+        finished: by rate, the number of runs that finished.
+        runs: by rate, the number of runs.
+        at_edge: whether it is the smallest or largest of several rates, so that a better one may lie outside.
+        note: what a reader has to be told, or None.
+    """
+
+    arm: str
+    learning_rate: float
+    metric: str
+    means: dict[float, float]
+    finished: dict[float, int]
+    runs: dict[float, int]
+    at_edge: bool
+    note: str | None = None
+
+    def plain(self) -> dict[str, object]:
+        """As settings that JSON can hold, one row a rate."""
+        rows = [
+            {
+                "learning_rate": rate,
+                "mean": mean if math.isfinite(mean) else None,
+                "finished": self.finished[rate],
+                "runs": self.runs[rate],
+            }
+            for rate, mean in self.means.items()
+        ]
+        return {
+            "arm": self.arm,
+            "learning_rate": self.learning_rate,
+            "metric": self.metric,
+            "rates": rows,
+            "at_edge": self.at_edge,
+            "note": self.note,
+        }
+
+
+def choose(records: Sequence[RunRecord]) -> Choice:
+    """Applies the rule to the tuning runs of one arm.
+
+    Args:
+        records: of one arm, at least one a rate.
+
+    Raises:
+        ValueError: there are no records, they are of several arms, or not of tuning runs at given rates.
+    """
+    labels = {record.arm for record in records}
+    if len(labels) != 1 or any(record.purpose != "tune" or record.learning_rate is None for record in records):
+        raise ValueError(
+            f"a learning rate is chosen from the tuning runs of one arm, and these are of {sorted(labels)}."
+        )
+    arm = labels.pop()
+    metric = _metric(records)
+    groups: dict[float, list[RunRecord]] = {}
+    for record in sorted(records, key=lambda record: (record.learning_rate or 0.0, record.seed)):
+        groups.setdefault(record.learning_rate or 0.0, []).append(record)
+    values = {rate: [v for r in group if (v := validation(r, metric)) is not None] for rate, group in groups.items()}
+    means = {rate: sum(v) / len(v) if v else math.nan for rate, v in values.items()}
+    finished = {rate: len(v) for rate, v in values.items()}
+    runs = {rate: len(group) for rate, group in groups.items()}
+    whole = [rate for rate in groups if finished[rate] == runs[rate]]
+    usable = whole or [rate for rate in groups if finished[rate]]
+    # In increasing order, so that min() gives ties to the smaller rate.
+    chosen = min(usable, key=lambda rate: means[rate]) if usable else min(groups)
+    at_edge = len(groups) > 1 and chosen in (min(groups), max(groups))
+    notes = []
+    if not usable:
+        notes.append("no tuning run finished, so the smallest rate was taken")
+    elif not whole:
+        notes.append("at no rate did every tuning run finish: the means are over those that did")
+    if at_edge:
+        notes.append(f"the chosen rate {chosen:g} is at the edge of the grid: a better one may lie outside")
+    return Choice(arm, chosen, metric, means, finished, runs, at_edge, "; ".join(notes) or None)
+
+
+def validation(record: RunRecord, metric: str) -> float | None:
+    """The best validation metric of a run, None unless the run finished and has it as a finite number.
+
+    Args:
+        record: the run.
+        metric: such as ``val/nll``.
+    """
+    value = record.metrics.get("best", {}).get(metric, math.nan)
+    return value if record.outcome == "finished" and math.isfinite(value) else None
+
+
+def _metric(records: Sequence[RunRecord]) -> str:
+    """``val/nll`` where any run logs it, else ``val/loss``, as in the choice of the best checkpoint."""
+    return "val/nll" if any("val/nll" in record.metrics.get("best", {}) for record in records) else "val/loss"

@@ -1,0 +1,58 @@
+import dataclasses
+
+import numpy as np
+
+from lightning_lift.compare.conclusions import conclude, conclude_all
+from lightning_lift.compare.statistics import PairedDifference, compare_arms
+
+
+def pair(differences: list[float]) -> PairedDifference:
+    values = {
+        "lift": {s: 10.0 + d for s, d in enumerate(differences)},
+        "pgd": dict.fromkeys(range(len(differences)), 10.0),
+    }
+    return compare_arms(values)[0]
+
+
+def test_a_difference_is_claimed_with_its_direction_whichever_arm_stands_first() -> None:
+    found = pair([-0.08 + 0.001 * seed for seed in range(12)])
+    for one in (found, found.swapped()):
+        text = conclude("test NLL", " nats", one)
+        assert text.startswith("Over 12 paired seeds, lift's test NLL was lower than pgd's by 0.0745 nats on average")
+        assert "95 % interval 0.07" in text and "Holm p = 4.9e-04" in text
+
+
+def test_without_significance_nothing_is_claimed() -> None:
+    text = conclude("test NLL", "", pair([0.1, -0.1, 0.2, -0.2, 0.3, -0.3, 0.4, -0.45]))
+    assert "no difference in test NLL between lift and pgd was found at the 5 % level" in text
+    assert "lower" not in text and "higher" not in text
+
+
+def test_too_few_seeds_are_called_so() -> None:
+    text = conclude("test NLL", "", pair([-1.0, -2.0, -3.0]))
+    assert "whatever the numbers" in text and "smallest possible Holm p is 0.250" in text
+
+
+def test_a_mean_that_contradicts_the_ranks_is_not_hidden() -> None:
+    found = pair([-0.01 * (1 + seed) for seed in range(19)] + [50.0])
+    assert found.significant and found.mean > 0.0
+    text = conclude("test NLL", "", found)
+    assert (
+        "lift's test NLL tended to be lower than pgd's" in text and "the mean difference does not show it (2.4" in text
+    )
+
+
+def test_unfinished_seeds_and_equal_arms_are_said() -> None:
+    found = dataclasses.replace(pair([-1.0 - 0.1 * seed for seed in range(8)]), unfinished=2)
+    assert conclude("test NLL", "", found).startswith("Over 8 paired seeds (2 more did not finish), lift's")
+    assert (
+        conclude("test NLL", "", pair([0.0] * 9)) == "Over 9 paired seeds, lift and pgd have exactly the same test NLL."
+    )
+    assert conclude("test NLL", "", pair([])).startswith("No seed in which both")
+
+
+def test_claims_come_first() -> None:
+    generator = np.random.default_rng(0)
+    values = {arm: dict(enumerate(level + generator.normal(size=20))) for arm, level in (("a", 0), ("b", 0), ("c", 5))}
+    said = conclude_all("test NLL", "", compare_arms(values))
+    assert "lower" in said[0] and "lower" in said[1] and "no difference" in said[2]

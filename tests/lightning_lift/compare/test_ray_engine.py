@@ -1,0 +1,87 @@
+"""Ray gives the records that the local engine gives."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lightning_lift.compare.local_engine import LocalEngine
+from lightning_lift.compare.ray_engine import RayEngine
+from lightning_lift.compare.record import RunSpec
+from lightning_lift.compare.tasks import Result, Task, Work
+from tests.workers.compare_runs import MODULE, record_of
+
+
+class Quiet:
+    def __init__(self) -> None:
+        self.finished_tasks: list[Task] = []
+        self.said: list[str] = []
+
+    def started(self, task: Task) -> None:
+        pass
+
+    def advanced(self, task: Task, share: float) -> None:
+        pass
+
+    def finished(self, task: Task, result: Result) -> None:
+        self.finished_tasks.append(task)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def work_in(directory: Path) -> Work:
+    return Work(str(directory), f"{MODULE}:run", f"{MODULE}:iterate_vectorized")
+
+
+def spec(arm: str, seed: int = 0) -> RunSpec:
+    return RunSpec(arm, "final", 1e-3, seed, 10, {})
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[RayEngine]:
+    pytest.importorskip("ray")
+    with RayEngine(2) as engine:
+        yield engine
+
+
+@pytest.mark.slow
+def test_local_ray_gives_the_records_of_each_run_and_survives_errors_and_deaths(
+    tmp_path: Path, engine: RayEngine
+) -> None:
+    singles = [spec("a", 0), spec("breaks"), spec("dies"), spec("diverges")]
+    groups = [Task(tuple(spec(arm, seed) for seed in range(3)), vectorized=True) for arm in ("b", "separate")]
+    work, heard = work_in(tmp_path), Quiet()
+    notes = engine.run([*(Task((s,)) for s in singles), *groups], work, heard)
+    assert notes == ["separate: its seeds were trained one after another, not at once: it draws random numbers"]
+    good, broken, dead, diverged = (work.store.read(s.key) for s in singles)
+    assert good.reproducible() == record_of(singles[0], f"checkpoints/{singles[0].key}/last.ckpt").reproducible()
+    assert (broken.outcome, broken.error, diverged.outcome) == ("failed", "RuntimeError: no such luck", "diverged")
+    assert dead.outcome == "failed" and "WorkerCrashedError" in str(dead.error)
+    calls = [line.split() for line in (tmp_path / "calls.txt").read_text().splitlines()]
+    assert [key for key, *_ in calls].count(singles[2].key) == 2 and {threads for *_, threads in calls} == {"1"}
+    assert [work.store.read(s.key).engine for s in groups[0].specs] == ["vectorized"] * 3
+    assert len(heard.finished_tasks) == 6 and len(heard.said) == 1
+
+
+@pytest.mark.slow
+def test_real_runs_on_ray_and_on_this_machine_give_the_same_records(tmp_path: Path, engine: RayEngine) -> None:
+    from tests.workers.compare_worker import comparison
+
+    with LocalEngine(2) as local:
+        made = [comparison(tmp_path / name, "real") for name in ("ray", "local")]
+        for one, runner in zip(made, (engine, local), strict=True):
+            one.open()
+            from lightning_lift.compare.progress import RunProgress
+
+            with RunProgress() as progress:
+                one.run(runner, progress)
+    first, second = ([record.reproducible() for record in one.store.all()] for one in made)
+    assert first == second and {record["outcome"] for record in first} == {"finished"}
+
+
+def test_without_ray_installed_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"Ray is not installed; install it with `pip install lightning-lift\[ray\]`"):
+        RayEngine(2)

@@ -1,0 +1,108 @@
+import math
+
+import pytest
+
+from lightning_lift.compare import tables
+from lightning_lift.compare.readings import Comparison
+from lightning_lift.compare.statistics import compare_arms
+from lightning_lift.compare.tables import Table, number, with_error
+from tests.lightning_lift.compare.synthetic import synthetic_records, synthetic_settings
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    return Comparison.of(synthetic_settings(8), synthetic_records(8))
+
+
+def cells(table: Table, row: str) -> dict[str, str]:
+    (found,) = [line for line in table.rows if line[0] == row]
+    return dict(zip(table.columns, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (0.012345, "0.0123"), (-1.5, "-1.50"), (1234.5, "1234"), (1.5e-7, "1.50e-07"), (2e8, "2.00e+08"),
+     (math.nan, tables.NONE), (math.inf, "∞"), (-math.inf, "-∞")],
+)  # fmt: skip
+def test_numbers(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [(1.23456, 0.0123, "1.235 ± 0.012"), (25.5, 3.21, "25.5 ± 3.2"), (1234.0, 56.0, "1234 ± 56"),
+     (0.5, 1e-19, "0.5000"), (0.5, math.nan, "0.5000"), (math.nan, math.nan, tables.NONE)],
+)  # fmt: skip
+def test_numbers_with_an_error(value: float, error: float, text: str) -> None:
+    assert with_error(value, error) == text
+
+
+def test_a_row_must_fit_its_heads() -> None:
+    with pytest.raises(ValueError, match="2 cells under 1 heads"):
+        Table("t", ["a"], [["1", "2"]])
+
+
+def test_arms_with_their_arguments(comparison: Comparison) -> None:
+    table = tables.arms_table(comparison)
+    lift = cells(table, "lift")
+    assert lift["parameterization"] == "Lift" and "body_widths=[64, 64, 96]" in lift["arguments"]
+    assert lift["learning rate"] == "0.001" and lift["trained parameters"] == "3,281,000"
+
+
+def test_what_arms_share_and_what_they_do_not(comparison: Comparison) -> None:
+    rows = dict(tables.common_table(comparison).rows)
+    assert rows["network"] == "ICNN(widths=[128, 128, 128], strong_convexity=0.001)"
+    assert rows["optimizer"] == "Adam(betas=[0.9, 0.99])"  # the rate is each arm's own
+    assert "data_seed" not in rows["data"] and rows["seeds"] == "8 (0-7)"
+    for record in comparison.records:
+        if record.arm == "direct":
+            record.config["model"]["init_args"]["network"]["init_args"]["widths"] = [900]
+    rows = dict(tables.common_table(comparison).rows)
+    assert "widths=[900]" in rows["network (direct)"] and "widths=[128" in rows["network (pgd)"]
+
+
+def test_results_count_finished_runs_only(comparison: Comparison) -> None:
+    table = tables.results_table(comparison, "test/nll")
+    assert cells(table, "direct")["runs"] == "7 of 8" and cells(table, "pgd")["runs"] == "8 of 8"
+    assert "lower" in table.note and "higher" in tables.results_table(comparison, "test/accuracy").note
+
+
+def test_quartiles_have_the_digits_that_tell_them_apart() -> None:
+    records = synthetic_records(5, ("pgd",), unfinished=False)
+    for record in records:
+        record.metrics["best"] = {"test/nll": 1.5772 + 0.0001 * record.seed}
+    row = cells(tables.results_table(Comparison.of({}, records), "test/nll"), "pgd")
+    assert row["best: median [quartiles]"] == "1.57740 [1.57730, 1.57750]"
+
+
+def test_differences_say_who_wins_and_what_was_left_out(comparison: Comparison) -> None:
+    found = compare_arms(comparison.values("best", "test/nll"), comparison.unfinished)
+    table = tables.differences_table("t", found)
+    row = cells(table, "pgd − direct")  # noqa: RUF001
+    assert row["pairs"] == "7 (+1)" and "In brackets" in table.note
+    assert row["first wins (win/tie/loss)"] == "100 % (8/0/0)"
+
+
+def test_outcomes_and_errors(comparison: Comparison) -> None:
+    table = tables.outcomes_table(comparison)
+    assert list(table.rows[1]) == ["direct", "7", "1", "0", "0"] and list(table.rows[3]) == ["lift", "7", "0", "1", "0"]
+    errors = tables.errors_table(comparison)
+    assert errors is not None and errors.rows[1][3:] == ["7", "OutOfMemoryError: could not allocate <1 GiB> & more"]
+    assert tables.errors_table(Comparison.of({}, synthetic_records(2, unfinished=False))) is None
+
+
+def test_tuning_names_every_rate_and_the_chosen_one(comparison: Comparison) -> None:
+    rows = [list(row) for row in tables.tuning_table(comparison).rows]
+    assert len(rows) == 12
+    assert [row[1] for row in rows if row[0] == "lift" and row[4] == "chosen"] == ["0.001"]
+    assert all(row[3] == "3 of 3" for row in rows)
+
+
+def test_cost_by_the_timing_run(comparison: Comparison) -> None:
+    lift = cells(tables.cost_table(comparison), "lift")
+    assert lift["a training step"] == "21.0 ms" and lift["times the cheapest"] == "3.5"
+    assert lift["training time of a run"] == "63.0 s" and "alone" in lift["measured"]
+    records = synthetic_records(2, timing=False)
+    for record in records:
+        record.engine = "vectorized"
+    assert "share" in cells(tables.cost_table(Comparison.of({}, records)), "lift")["measured"]

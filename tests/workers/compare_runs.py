@@ -1,0 +1,74 @@
+"""Stand-ins for the runs of a comparison: numbers from the spec alone, and arms that behave as their labels say."""
+
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from lightning_lift.callbacks._logging import whole_file
+from lightning_lift.compare.record import RunRecord, RunSpec
+
+MODULE = "tests.workers.compare_runs"
+
+
+def run(spec: RunSpec, directory: Path, checkpoint_every: int | None = None) -> RunRecord:
+    """A run whose numbers follow from its spec.
+
+    Arms called ``breaks`` raise, ``dies`` are killed each time, ``dies-once`` the first time, ``diverges`` diverge.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "calls.txt").open("a") as file:
+        file.write(f"{spec.key} {os.getpid()} {os.environ.get('OMP_NUM_THREADS')}\n")
+    time.sleep(float(os.environ.get("FAKE_RUN_SECONDS", "0")))
+    if spec.arm == "breaks":
+        raise RuntimeError("no such luck")
+    marker = directory / f"{spec.key}.died"
+    if spec.arm == "dies" or (spec.arm == "dies-once" and not marker.exists()):
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    checkpoint = Path("checkpoints") / spec.key / "last.ckpt"
+    with whole_file(directory / checkpoint) as temporary:
+        temporary.write_text(spec.fingerprint)
+    return record_of(spec, str(checkpoint))
+
+
+def iterate_vectorized(
+    specs: Sequence[RunSpec],
+    directory: Path,
+    checkpoint_every: int | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Iterator[RunRecord]:
+    """All seeds at once; arms called ``separate`` cannot be, ``half`` break in the middle, others do as above."""
+    if specs[0].arm == "separate":
+        raise NotVectorizable("it draws random numbers")
+    for done, spec in enumerate(specs):
+        if spec.arm == "half" and done == len(specs) // 2:
+            raise RuntimeError("half way")
+        record = run(spec, directory, checkpoint_every)
+        record.engine = "vectorized"
+        yield record
+        if progress is not None:
+            progress((done + 1) / len(specs))
+
+
+def record_of(spec: RunSpec, checkpoint: str = "") -> RunRecord:
+    """What ``run`` gives."""
+    number = int(hashlib.sha256(f"{spec.arm} {spec.seed}".encode()).hexdigest()[:8], 16) / 2**32
+    rate = spec.learning_rate or 1e-3
+    value = number + abs(rate - 3e-3) * 100
+    return RunRecord.of(
+        spec,
+        "diverged" if spec.arm == "diverges" else "finished",
+        metrics={"best": {"val/nll": value, "test/nll": value + 0.01}, "last": {"val/nll": value + 0.1}},
+        curves={"step": [1.0, float(spec.steps)], "seconds": [time.monotonic(), 2.0], "val/nll": [3.0, value]},
+        timings={"seconds_per_step": 0.02 if spec.arm == "slow" else 0.01, "fit_seconds": time.monotonic()},
+        start_hash=f"start-{spec.seed}",
+        data_hash=f"data-{spec.seed}",
+        checkpoints={"last": checkpoint} if checkpoint else {},
+    )
+
+
+class NotVectorizable(ValueError):  # noqa: N818  # as the real one
+    """A module whose seeds cannot be trained at once."""
