@@ -158,8 +158,9 @@ def main() -> None:
         for arm in arms:
             path = options.output / f"{arm.label.replace('/', '_')}-step{options.step}-seed{seed:03d}.json"
             if not path.is_file():
+                text = json.dumps(read(config, arm, seed, options), indent=1)
                 with whole_file(path) as temporary:
-                    temporary.write_text(json.dumps(read(config, arm, seed, options), indent=1))
+                    temporary.write_text(text)
             records.append(json.loads(path.read_text()))
             print(
                 f"{arm.label}, seed {seed}: {records[-1]['fit_seconds']:.1f} s of training, "

@@ -37,8 +37,9 @@ class ShoulderVisits(PeriodicCallback):
         slope: the shoulder's slope psi'(latent).
         absorbed_after: a weight counts as absorbed when it has been inside for at least so many steps up to the last
             look.
-        num_trajectories: weights whose latents are kept at each look.
-        seed: of the choice of these weights.
+        num_trajectories: weights, drawn at random, whose latents are kept at each look.
+        coordinates: indices of these weights in the flat latent, in place of random ones.
+        seed: of the random choice of weights.
 
     Raises:
         ValueError: an argument out of range.
@@ -53,6 +54,7 @@ class ShoulderVisits(PeriodicCallback):
         slope: float = SHOULDER_SLOPE,
         absorbed_after: int = 100,
         num_trajectories: int = 8,
+        coordinates: list[int] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(every_n_steps)
@@ -65,7 +67,10 @@ class ShoulderVisits(PeriodicCallback):
         self.report_every_n_steps = report_every_n_steps
         self.slope = slope
         self.absorbed_after = absorbed_after
+        for index in coordinates or ():
+            check_count("coordinates", index, least=0)
         self.num_trajectories = num_trajectories
+        self.coordinates = None if coordinates is None else sorted(set(coordinates))
         self.seed = seed
         self._forget()
 
@@ -83,8 +88,25 @@ class ShoulderVisits(PeriodicCallback):
             every_n_steps=self.every_n_steps,
             slope=self.slope,
             num_trajectories=self.num_trajectories,
+            coordinates=self.coordinates,
             seed=self.seed,
         )
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuses coordinates that the model does not have.
+
+        Raises:
+            ValueError: as said.
+        """
+        super().setup(trainer, pl_module, stage)
+        if self._active and self.coordinates:
+            parameterization = pl_module.parameterization
+            assert isinstance(parameterization, Parameterization)
+            if self.coordinates[-1] >= parameterization.num_weights:
+                raise ValueError(
+                    f"coordinates={self.coordinates}: the model has {parameterization.num_weights} constrained "
+                    "weights, numbered from 0."
+                )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts counting; a training from step 0 has no looks before it."""
@@ -121,6 +143,8 @@ class ShoulderVisits(PeriodicCallback):
             self._report(trainer, parameterization)
 
     def _coordinates(self, size: int) -> Tensor:
+        if self.coordinates is not None:
+            return torch.tensor(self.coordinates, dtype=torch.int64)
         order = torch.randperm(size, generator=torch.Generator().manual_seed(self.seed))
         return order[: self.num_trajectories].sort().values
 

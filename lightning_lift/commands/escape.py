@@ -165,7 +165,7 @@ def _numbers(flag: str, text: str) -> list[float]:
 
 def _level_table(problem: EscapeProblem, levels: Sequence[LevelRow]) -> Table:
     table = Table(title=f"Mean first-passage time, {problem.name.replace('_', ' ')}, alpha = {problem.barrier:g}")
-    for name in ("2 alpha/s2", "s2", "simulated", "closed form", "ratio", "Kramers ratio", "slope"):
+    for name in ("exponent", "s2", "simulated", "closed form", "ratio", "Kramers", "slope"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in levels:
         found = row.simulated
@@ -190,8 +190,8 @@ def _power(log_time: float) -> str:
 
 def _notes(levels: Sequence[LevelRow]) -> str:
     notes = [
-        "Ratios are over the closed form. slope: of log E(tau) against 1/s2 by the closed form, over 2 alpha; what is "
-        "missing or beyond 1 is the prefactor's."
+        "exponent: 2 alpha/s2. ratio, Kramers: simulated and asymptotic time over the closed form. slope: of "
+        "log E(tau) against 1/s2 by the closed form, over 2 alpha; what is missing or beyond 1 is the prefactor's."
     ]
     near = [row.exponent for row in levels if abs(row.slope - 1.0) <= 0.05]
     far = [row.exponent for row in levels if abs(row.slope - 1.0) > 0.05]
@@ -215,8 +215,8 @@ def _arm_table(problem: EscapeProblem, arms: Sequence[ArmRow], noise: ShoulderNo
         caption=f"c = eta sigma_s^2 log E(tau), which tends to {direct:.4g} (direct) and {lifted:.4g} (lifted)",
     )
     names = ("s2", "log E(tau)", "c")
-    for name in ("sigma_s", *(f"{name} {arm}" for name in names for arm in ("direct", "lifted"))):
-        table.add_column(name, justify="right")
+    for name in ("sigma_s", *(f"{name}\n{arm}" for name in names for arm in ("direct", "lifted"))):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in arms:
         numbers = (*row.s2, *row.log_time, *row.scaled(noise.eta))
         table.add_row(f"{row.sigma_s:g}", *(f"{number:.4g}" for number in numbers))

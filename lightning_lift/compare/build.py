@@ -72,8 +72,7 @@ def _resolved(arguments: str, arm: Arm, steps: int, look_every: int | None) -> s
     model, trainer = config["model"], config["trainer"]
     init_args = model["init_args"]
     _check_slots(model, arm)
-    if "parameterization" in _accepted(model):
-        init_args["parameterization"] = _with_carried(init_args.get("parameterization"), arm)
+    init_args["parameterization"] = _with_carried(init_args.get("parameterization"), arm)
     if arm.network:
         init_args["network"].setdefault("init_args", {}).update(arm.network)
     own = functools.partial(own_steps, config, lambda: make_data(config))

@@ -10,7 +10,7 @@ from lightning_lift.compare import figures, tables
 from lightning_lift.compare.conclusions import conclude_all
 from lightning_lift.compare.fairness import fairness, missing_runs
 from lightning_lift.compare.figures import Picture
-from lightning_lift.compare.readings import Arm, Axis, Comparison, lower_is_better, plain_name
+from lightning_lift.compare.readings import ArmRuns, Axis, Comparison, lower_is_better, plain_name
 from lightning_lift.compare.record import RunRecord
 from lightning_lift.compare.statistics import LEVEL, PairedDifference, compare_arms, smallest_p_value
 from lightning_lift.compare.tables import Table
@@ -218,7 +218,7 @@ def _within(comparison: Comparison, axis: Axis, curve: str) -> list[PairedDiffer
     return compare_arms(comparison.values_within(axis, curve), comparison.unfinished, lower_is_better(curve))
 
 
-def _shares_a_batch(arm: Arm) -> bool:
+def _shares_a_batch(arm: ArmRuns) -> bool:
     vectorized = any(record.engine == "vectorized" for record in arm.finished.values())
     return vectorized and arm.seconds_per_step is None
 

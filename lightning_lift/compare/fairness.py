@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lightning_lift.compare.readings import Arm, Comparison
+from lightning_lift.compare.readings import ArmRuns, Comparison
 from lightning_lift.compare.record import RunRecord
 
 
@@ -65,7 +65,7 @@ def missing_runs(comparison: Comparison) -> list[str]:
     return [f"This comparison is not complete. Runs not done yet: {'; '.join(told)}."] if told else []
 
 
-def _compare(found: Fairness, arms: Sequence[Arm], attribute: str, what: str, fault: str) -> None:
+def _compare(found: Fairness, arms: Sequence[ArmRuns], attribute: str, what: str, fault: str) -> None:
     seeds = sorted({seed for arm in arms for seed in arm.finals})
     differing: dict[str, list[int]] = {}
     checked = unknown = 0
@@ -93,11 +93,11 @@ def _compare(found: Fairness, arms: Sequence[Arm], attribute: str, what: str, fa
         )
 
 
-def _which(arms: Sequence[Arm]) -> str:
+def _which(arms: Sequence[ArmRuns]) -> str:
     return f" {_listed(arms)}"
 
 
-def _listed(arms: Sequence[Arm]) -> str:
+def _listed(arms: Sequence[ArmRuns]) -> str:
     return ", ".join(arm.label for arm in arms)
 
 
@@ -105,7 +105,7 @@ def _hash(record: RunRecord | None, attribute: str) -> str:
     return str(getattr(record, attribute)) if record is not None else ""
 
 
-def _network(arm: Arm) -> str:
+def _network(arm: ArmRuns) -> str:
     example = next(iter(arm.finals.values()))
     model = example.config.get("model") or {}
     return json.dumps((model.get("init_args") or {}).get("network"), sort_keys=True, default=str)

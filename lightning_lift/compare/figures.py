@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 from scipy.stats import gaussian_kde
 
-from lightning_lift.compare.readings import Arm, Axis, Checkpoint, Comparison, curve_band, plain_name
+from lightning_lift.compare.readings import ArmRuns, Axis, Checkpoint, Comparison, curve_band, plain_name
 from lightning_lift.compare.statistics import describe
 from lightning_lift.compare.tables import capital, number, tuning_curve
 
@@ -318,7 +318,7 @@ def _arm_ticks(axes: Axes, comparison: Comparison) -> None:
     axes.set_xlim(-0.6, len(labels) - 0.4)
 
 
-def _tick(arm: Arm) -> str:
+def _tick(arm: ArmRuns) -> str:
     label = arm.label if len(arm.label) <= 24 else arm.label[:22] + "…"
     lost = len(arm.unfinished)
     if len(label) > 14:

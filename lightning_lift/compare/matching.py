@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_TRIES = 12
+_TRIES = 20
 
 
 def matched_widths(
@@ -40,11 +40,12 @@ def matched_widths(
 
     low, high = 0.0, max(1.0, math.sqrt(wanted / max(1, count(config))))
     while excess(high) < 0.0:
-        low, high = high, 1.5 * high
+        # A network of one layer grows with the factor itself, any other one is nearly there.
+        low, high = high, high * max(1.1, wanted / (excess(high) + math.sqrt(wanted)) ** 2)
     for _ in range(_TRIES):
         if (high - low) * max(own) < 0.5:  # the widths of both ends are neighbours
             break
-        # Halfway of interpolation's answer and the ends: the interpolated factor alone may leave one end where it is.
+        # Kept off the ends: interpolation alone can leave one of them where it is.
         below = excess(low) if low > 0.0 else -math.sqrt(wanted)
         middle = low + (high - low) * min(0.95, max(0.05, -below / (excess(high) - below)))
         if excess(middle) < 0.0:

@@ -1,4 +1,4 @@
-"""How far a comparison is: a bar on a terminal, a line a task elsewhere."""
+"""How far a comparison is: a bar on a terminal; elsewhere a line a task, and one a minute within long ones."""
 
 import time
 from collections import Counter
@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from lightning_lift.compare.tasks import Result, Task
+
+_SILENCE_SECONDS = 60.0
 
 
 class RunProgress:
@@ -40,7 +42,7 @@ class RunProgress:
         self._outcomes: Counter[str] = Counter()
         self._runs = self._done = 0
         self._stage = ""
-        self._began = 0.0
+        self._began = self._spoke = 0.0
 
     def __enter__(self) -> "RunProgress":
         self._bar.start()
@@ -64,7 +66,7 @@ class RunProgress:
         self._shares = dict.fromkeys(tasks, 0.0)
         self._outcomes = Counter()
         self._runs, self._done = sum(len(task.specs) for task in tasks), 0
-        self._stage, self._began = name, self._clock()
+        self._stage, self._began, self._spoke = name, self._clock(), self._clock()
         self._row = self._bar.add_task(name, total=sum(self._costs.values()), runs="", left="")
         self._show()
 
@@ -76,6 +78,8 @@ class RunProgress:
         if task in self._shares:  # the pieces of a group that was taken apart are not
             self._shares[task] = max(self._shares[task], share)
         self._show()
+        if share < 1.0 and self._clock() - self._spoke > _SILENCE_SECONDS:
+            self._line(f"{share:.0%} of {task.label}")
 
     def finished(self, task: Task, result: Result) -> None:
         """A task is done."""
@@ -84,8 +88,8 @@ class RunProgress:
         self.advanced(task, 1.0)
         for note in result.notes:
             self.say(note)
-        if not self._console.is_terminal and result.records:
-            self.say(f"{self._runs_text()}  {task.label}{self._left()}")
+        if result.records:
+            self._line(task.label)
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
@@ -96,6 +100,11 @@ class RunProgress:
         done = sum(self._costs[task] * share for task, share in self._shares.items())
         total = sum(self._costs.values())
         return (self._clock() - self._began) * (total - done) / done if done > 0 else None
+
+    def _line(self, text: str) -> None:
+        if not self._console.is_terminal:
+            self._spoke = self._clock()
+            self.say(f"{self._runs_text()}  {text}{self._left()}")
 
     def _show(self) -> None:
         if self._row is not None:

@@ -4,6 +4,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ HEADLINES = ("test/total_variation", "test/nll", "test/accuracy", "test/loss")
 
 
 @dataclass(frozen=True)
-class Arm:
+class ArmRuns:
     """The runs of one arm.
 
     Attributes:
@@ -91,7 +92,7 @@ class Comparison:
         records: all of them.
     """
 
-    arms: tuple[Arm, ...]
+    arms: tuple[ArmRuns, ...]
     settings: Mapping[str, Any]
     records: Sequence[RunRecord]
 
@@ -123,7 +124,7 @@ class Comparison:
         usual = [name for name in HEADLINES if name in known][:2]
         return asked or usual or known[:1]
 
-    @property
+    @cached_property
     def monitor(self) -> str:
         """The validation metric that chooses checkpoints and learning rates, the lower the better."""
         validated = self.curves("val/") or self.metrics("best", "val/")
@@ -147,7 +148,7 @@ class Comparison:
         """Seeds by arm whose final run diverged or failed."""
         return {arm.label: arm.unfinished for arm in self.arms}
 
-    @property
+    @cached_property
     def common_limit(self) -> dict[Axis, float]:
         """The steps and the training seconds of the arm that has fewest: what all arms have; NaN where unknown."""
         run = [arm for arm in self.arms if arm.finished]
@@ -206,7 +207,7 @@ def best_within(clock: Array, monitored: Sequence[float], curve: Sequence[float]
     return min(looks, key=lambda look: look[0])[1] if looks else math.nan
 
 
-def curve_band(arm: Arm, name: str, axis: Axis) -> dict[str, Array]:
+def curve_band(arm: ArmRuns, name: str, axis: Axis) -> dict[str, Array]:
     """Median and quartiles over an arm's finished runs, look by look.
 
     Args:
@@ -252,7 +253,7 @@ def plain_name(metric: str) -> str:
     return f"{stage} {words.get(name, name.replace('_', ' '))}".strip()
 
 
-def _arm(label: str, records: Sequence[RunRecord]) -> Arm:
+def _arm(label: str, records: Sequence[RunRecord]) -> ArmRuns:
     own = [record for record in records if record.arm == label]
     timed = [
         record.timings["seconds_per_step"]
@@ -260,7 +261,7 @@ def _arm(label: str, records: Sequence[RunRecord]) -> Arm:
         if record.purpose == "timing" and math.isfinite(record.timings.get("seconds_per_step", math.nan))
     ]
     finals = sorted((record for record in own if record.purpose == "final"), key=lambda record: record.seed)
-    return Arm(
+    return ArmRuns(
         label,
         {record.seed: record for record in finals},
         tuple(record for record in own if record.purpose == "tune"),

@@ -1,6 +1,7 @@
 """The losses of several seeds in one call: a task's own formula under ``torch.func.vmap``."""
 
 import copy
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -19,6 +20,7 @@ from lightning_lift.modules.flow import ConvexPotentialFlow
 from lightning_lift.networks.activations import Softplus
 from lightning_lift.networks.base import ConvexNetwork
 from lightning_lift.parameterizations import ADMM, DirectSoftplus, Lift, Parameterization, ProjectedGradient
+from lightning_lift.parameterizations.emissions import DenseEmission
 from lightning_lift.partition.quadrature import Quadrature
 from lightning_lift.potential import Potential
 
@@ -157,10 +159,18 @@ def is_stateless(parameterization: Parameterization) -> bool:
 class _Weights(nn.Module):
     def __init__(self, own: Parameterization) -> None:
         super().__init__()
-        self.own = own
+        self.own = copy.deepcopy(own)
+        for part in self.own.modules():
+            if type(part) is DenseEmission:
+                # F.linear under vmap gives the largest gradient of all in a layout that is copied once more.
+                part.forward = functools.partial(_emitted, part)  # type: ignore[method-assign]
 
     def forward(self, batch: Tensor) -> dict[str, Tensor]:
         return self.own.weights(batch)
+
+
+def _emitted(emission: DenseEmission, code: Tensor) -> Tensor:
+    return torch.mv(emission.weight, code)
 
 
 @contextmanager

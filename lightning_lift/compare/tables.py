@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_lift.compare.readings import Arm, Axis, Checkpoint, Comparison, lower_is_better, plain_name
+from lightning_lift.compare.readings import ArmRuns, Axis, Checkpoint, Comparison, lower_is_better, plain_name
 from lightning_lift.compare.statistics import Description, PairedDifference, describe
 
 NONE = "–"  # noqa: RUF001 - the dash of an empty cell
@@ -273,7 +273,7 @@ def headline_curves(comparison: Comparison) -> list[str]:
     return [name for name in dict.fromkeys([comparison.monitor, "val/total_variation"]) if name in curves]
 
 
-def tuning_curve(comparison: Comparison, arm: Arm) -> list[tuple[float | None, list[float], int]]:
+def tuning_curve(comparison: Comparison, arm: ArmRuns) -> list[tuple[float | None, list[float], int]]:
     """By rate, ascending: the best validation metric of each finished tuning run, and the number of runs."""
     rates: dict[float | None, list[float]] = {}
     runs: dict[float | None, int] = {}
@@ -288,7 +288,7 @@ def tuning_curve(comparison: Comparison, arm: Arm) -> list[tuple[float | None, l
     return [(rate, rates[rate], runs[rate]) for rate in sorted(rates, key=lambda rate: rate or 0.0)]
 
 
-def seconds_per_step(arm: Arm) -> tuple[float, str]:
+def seconds_per_step(arm: ArmRuns) -> tuple[float, str]:
     """Of the timing run, else the median of the finished runs, and where the number is from."""
     if arm.seconds_per_step is not None:
         return arm.seconds_per_step, "alone, in a run for that"
@@ -310,6 +310,11 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+# Of the trainer's settings those that change what is trained or how exactly.
+_TRAINING = (
+    "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches", "precision", "accelerator", "devices",
+    "num_nodes", "strategy", "deterministic", "val_check_interval", "check_val_every_n_epoch", "limit_train_batches",
+)  # fmt: skip
 _POINTS: tuple[Checkpoint, Checkpoint] = ("best", "last")
 
 
@@ -338,7 +343,7 @@ def _named(setting: Any) -> tuple[str, str]:
         return str(setting).rpartition(".")[2], ""
     name = str(setting.get("class_path", NONE)).rpartition(".")[2]
     arguments = setting.get("init_args") or {}
-    return name, ", ".join(f"{key}={plain(value)}" for key, value in arguments.items())
+    return name, ", ".join(f"{key}={plain(value)}" for key, value in arguments.items() if value is not None)
 
 
 def plain(value: Any) -> str:
@@ -365,16 +370,24 @@ def _data(config: Mapping[str, Any]) -> str:
 
 
 def _optimizer(config: Mapping[str, Any]) -> str:
-    name, arguments = _class_and_arguments(config, "optimizer")
-    kept = ", ".join(part for part in arguments.split(", ") if not part.startswith("lr="))  # arm by arm, above
-    scheduler = _class_and_arguments(config, "lr_scheduler")
-    return f"{name}({kept})" + ("" if scheduler[0] == NONE else f", {_joined(scheduler)}")
+    init_args = (config.get("model") or {}).get("init_args") or {}
+    optimizer, scheduler = (_named(_telling(init_args.get(part))) for part in ("optimizer", "lr_scheduler"))
+    return _joined(optimizer) + ("" if scheduler[0] == NONE else f", {_joined(scheduler)}")
+
+
+def _telling(setting: Any) -> Any:
+    """Without the switches that are off, of which torch has many, and the rate, which is each arm's own."""
+    if not isinstance(setting, Mapping):
+        return setting
+    arguments = setting.get("init_args") or {}
+    kept = {key: value for key, value in arguments.items() if value not in (None, False) and key != "lr"}
+    return {**setting, "init_args": kept}
 
 
 def _trainer(config: Mapping[str, Any]) -> str:
     trainer = config.get("trainer") or {}
-    said = {key: value for key, value in trainer.items() if value not in (None, [], {}, False)}
-    return ", ".join(f"{key}={plain(value)}" for key, value in sorted(said.items())) or NONE
+    said = {key: trainer[key] for key in _TRAINING if trainer.get(key) not in (None, [], {}, False)}
+    return ", ".join(f"{key}={plain(value)}" for key, value in said.items()) or NONE
 
 
 def _ranges(seeds: Sequence[int]) -> str:

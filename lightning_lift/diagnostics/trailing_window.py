@@ -8,6 +8,7 @@ differs from the probe, and biases the reading by terms that vanish with the lea
 - each step's gradient moves the next latents, so that rows depend on their neighbours. Errors are by the jackknife over
   blocks of neighbouring steps. The permutation null takes rows as exchangeable: beside a latent that wanders, as a
   direct one does, its p-value is too small, and only the probe says that such a latent does not move with the batch.
+- on several processes a lift's latent is that of the joined batch, and the gradient that of the process's own rows.
 """
 
 import itertools

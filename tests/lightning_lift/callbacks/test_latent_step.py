@@ -7,6 +7,10 @@ import torch
 
 from lightning_lift.callbacks import LatentStep
 from lightning_lift.diagnostics import latent_of, latent_step
+from lightning_lift.modules import LogConcaveEBM
+from lightning_lift.networks import ICNN
+from lightning_lift.parameterizations import DirectSoftplus
+from lightning_lift.partition import Quadrature
 from tests.lightning_lift.callbacks.runs import (
     PARAMETERIZATIONS,
     break_,
@@ -76,6 +80,25 @@ def test_a_scheduled_rate_is_that_of_the_step(tmp_path: Path) -> None:
     # The step number s was made at rate 1e-2 / 2^(s - 1); by hand it is over 1e-2 always.
     expected = [hand.steps[step]["rms_per_rate"] * 2.0 ** (step - 1) for step, _ in values]
     assert [value for _, value in values] == pytest.approx(expected, rel=1e-5)
+
+
+def test_several_optimizer_steps_a_batch_are_measured_together(tmp_path: Path) -> None:
+    class TwoSteps(LogConcaveEBM):
+        automatic_optimization = False
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            for _ in range(2):
+                optimizer.zero_grad()
+                self.manual_backward(self.batch_loss(batch))
+                optimizer.step()
+
+    torch.manual_seed(0)
+    model = TwoSteps(1, partial(ICNN, widths=(8, 8)), DirectSoftplus, partial(Quadrature, num_points=101))
+    make_trainer(tmp_path, [LatentStep(3)], max_steps=12, limit_val_batches=0).fit(model, small_data())
+    scalars = events(tmp_path).Scalars("latent/step_max_per_rate")
+    assert [e.step for e in scalars] == [4, 6, 10, 12]
+    assert all(1.0 < e.value < 4.0 for e in scalars), "two Adam steps move a direct latent by up to about two rates"
 
 
 def test_a_diverged_model_is_said_once(tmp_path: Path) -> None:

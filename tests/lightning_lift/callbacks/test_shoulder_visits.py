@@ -97,10 +97,21 @@ def test_a_second_training_starts_anew_and_a_diverged_model_is_said(tmp_path: Pa
         {"slope": 0.0},
         {"absorbed_after": -1},
         {"num_trajectories": -1},
+        {"coordinates": -1},
         {"seed": -1},
     ],
 )
 def test_bad_arguments_are_refused(kwargs: dict[str, int]) -> None:
     ((name, value),) = kwargs.items()
     with pytest.raises(ValueError, match=f"{name}={value}"):
-        ShoulderVisits(**kwargs)
+        ShoulderVisits(**kwargs if name != "coordinates" else {name: [3, value]})
+
+
+def test_chosen_coordinates(tmp_path: Path) -> None:
+    model = small_model(PARAMETERIZATIONS["direct"])
+    make_trainer(tmp_path, [ShoulderVisits(5, coordinates=[7, 0])], max_steps=5).fit(model, small_data())
+    file = np.load(tmp_path / LOGS / "shoulder_visits.npz")
+    assert file["coordinates"].tolist() == [0, 7]
+    np.testing.assert_allclose(file["latents"][-1], model.parameterization.latent().detach()[[0, 7]].numpy())
+    with pytest.raises(ValueError, match="72 constrained weights"):
+        make_trainer(tmp_path, [ShoulderVisits(5, coordinates=[72])], max_steps=5).fit(model, small_data())

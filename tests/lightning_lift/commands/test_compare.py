@@ -10,7 +10,7 @@ import pytest
 
 from lightning_lift.cli import main
 from lightning_lift.commands import compare
-from lightning_lift.commands.compare import rate_list, seed_list
+from lightning_lift.commands.compare_options import DEFAULTS, rate_list, seed_list
 from lightning_lift.compare.comparison import read_settings
 from lightning_lift.compare.local_engine import Listener, LocalEngine
 from lightning_lift.compare.record import RecordStore
@@ -282,5 +282,5 @@ def test_the_help_tells_every_option(capsys: pytest.CaptureFixture[str]) -> None
         main(["compare", "--help"])
     printed = capsys.readouterr().out
     assert ended.value.code == 0
-    for name in compare.DEFAULTS:
+    for name in DEFAULTS:
         assert f"--{name.replace('_', '-')}" in printed

@@ -1,5 +1,6 @@
 """One factor on all widths: of all factors, the one whose number of parameters is nearest, found with few networks."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from lightning_lift.compare.matching import matched_widths
 
 def size(widths: Sequence[int]) -> int:
     """Parameters of a fully connected network on one input with skips from the input to every layer."""
-    inner = sum(before * after for before, after in zip(widths, widths[1:], strict=False))
+    inner = sum(before * after for before, after in itertools.pairwise(widths))
     return inner + 2 * sum(widths) + widths[-1] + 1
 
 

@@ -59,6 +59,20 @@ def test_outcomes_are_counted_and_notes_and_pieces_shown() -> None:
     assert lines[2].startswith("final 3/3 runs, 2 diverged, 1 failed  final lift, lr 0.001, 3 seeds from 0")
 
 
+def test_a_log_hears_of_a_long_task_once_a_minute() -> None:
+    clock, out = Clock(), io.StringIO()
+    group = task("lift", 3)
+    with RunProgress(Console(file=out), clock) as progress:
+        progress.stage("final", [group], {})
+        for second in range(1, 150):
+            clock.now = float(second)
+            progress.advanced(group, second / 150)
+    assert out.getvalue().splitlines() == [
+        "final 0/3 runs  41% of final lift, lr 0.001, 3 seeds from 0  about 1 min 29 s left",
+        "final 0/3 runs  81% of final lift, lr 0.001, 3 seeds from 0  about 28 s left",
+    ]
+
+
 def test_on_a_terminal_there_is_a_bar_with_the_time_left() -> None:
     clock, out = Clock(), io.StringIO()
     tasks = [task("a"), task("b")]

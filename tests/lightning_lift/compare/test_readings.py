@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from lightning_lift.compare.readings import Arm, Comparison, best_within, curve_band, lower_is_better, plain_name
+from lightning_lift.compare.readings import ArmRuns, Comparison, best_within, curve_band, lower_is_better, plain_name
 from lightning_lift.compare.record import RunRecord
 from tests.lightning_lift.compare.synthetic import ARMS, synthetic_record, synthetic_records, synthetic_settings
 
@@ -88,11 +88,11 @@ def test_only_finished_final_runs_have_values() -> None:
 def test_a_band_is_made_of_quantiles_look_by_look() -> None:
     records = {seed: small_record("pgd", seed, [10, 20], [1.0 + seed, 2.0], [float(seed), 5.0]) for seed in range(5)}
     records[4].curves["val/nll"][1] = math.nan
-    band = curve_band(Arm("pgd", records), "val/nll", "steps")
+    band = curve_band(ArmRuns("pgd", records), "val/nll", "steps")
     assert band["x"].tolist() == [10.0, 20.0]
     assert band["median"].tolist() == [2.0, 5.0] and band["low"].tolist() == [1.0, 5.0]
-    assert curve_band(Arm("pgd", records), "val/nll", "seconds")["x"].tolist() == [3.0, 2.0]
-    assert len(curve_band(Arm("pgd", records), "val/none", "steps")["x"]) == 0
+    assert curve_band(ArmRuns("pgd", records), "val/nll", "seconds")["x"].tolist() == [3.0, 2.0]
+    assert len(curve_band(ArmRuns("pgd", records), "val/none", "steps")["x"]) == 0
 
 
 def test_names_and_directions() -> None:

@@ -66,7 +66,10 @@ def test_every_file_is_written_and_named(tmp_path: Path) -> None:
 
 def test_the_same_records_give_the_same_files(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        write_report(tmp_path / name, {"metrics": ["test/nll"]}, synthetic_records(3, ("lift", "pgd"), tuning=False))
+        records = synthetic_records(3, ("lift", "pgd"), tuning=False)
+        for record in records:
+            record.curves = {name: record.curves[name] for name in ("step", "latent/step")}
+        write_report(tmp_path / name, {"metrics": ["test/nll"]}, records)
     for path in (tmp_path / "a").rglob("*.*"):
         assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes(), path.name
 
@@ -113,8 +116,9 @@ def test_markdown_has_the_same_tables_and_its_figures(whole: Path) -> None:
 def test_a_broken_pairing_is_said_loudly(tmp_path: Path) -> None:
     records = synthetic_records(3)
     next(record for record in records if record.arm == "lift").start_hash = "other"
-    write_report(tmp_path, synthetic_settings(4), records)
+    write_report(tmp_path, synthetic_settings(4, notes=["lift was not vectorized: <reason>"]), records)
     text = (tmp_path / "report.html").read_text()
+    assert "lift was not vectorized: &lt;reason&gt;" in text
     assert '<p class="warning" role="note">Warning: lift differs' in text
     assert "Warning: This comparison is not complete" in text
     assert "> **Warning:** lift differs" in (tmp_path / "report.md").read_text()

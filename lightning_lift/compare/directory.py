@@ -1,0 +1,113 @@
+"""The directory of a comparison: the settings it is held to, and one command at a time in it."""
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lightning_lift.callbacks._logging import whole_file
+
+SETTINGS = "comparison.json"
+_FORMAT = 1
+_MAY_GROW = ("seeds", "arms")
+
+
+@contextmanager
+def sole_user(directory: Path, *, shared: bool = False) -> Iterator[None]:
+    """Keeps other commands off a directory while this one works in it, and clears away what killed ones left.
+
+    Args:
+        directory: of the comparison; made if it is not there.
+        shared: only keeps off those that want it alone, and clears nothing: the elements of a job array.
+
+    Raises:
+        ValueError: another command works in it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("a+") as file:
+        try:
+            # It ends with the process, however that ends.
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"{directory}: another compare command is at work there: wait for its end, or give another --output."
+            ) from error
+        except OSError:  # a file system without locks
+            shared = True
+        if not shared:
+            for left in (directory / "records").glob(".*.json"):
+                left.unlink()
+            for left in (directory / "checkpoints").glob(".*"):
+                shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def read_settings(directory: Path) -> dict[str, Any]:
+    """What ``open`` wrote: ``name``, ``settings`` (see ``Settings.plain``), ``metrics`` and ``notes``.
+
+    Args:
+        directory: of the comparison.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
+    path = directory / SETTINGS
+    if not path.is_file():
+        raise ValueError(f"{directory} holds no comparison (there is no {SETTINGS} in it).")
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} cannot be read ({error}): delete it to start anew.") from error
+    if content.get("format") != _FORMAT:
+        raise ValueError(
+            f"{path} has the format {content.get('format')!r} and this version reads {_FORMAT}: give another --output."
+        )
+    return content
+
+
+def write_settings(directory: Path, content: Mapping[str, Any]) -> None:
+    """Writes what ``read_settings`` reads.
+
+    Args:
+        directory: of the comparison.
+        content: as there.
+    """
+    with whole_file(directory / SETTINGS) as temporary:
+        temporary.write_text(json.dumps({"format": _FORMAT, **content}, indent=1) + "\n")
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What is not the same, one text a setting; seeds and arms may have been added.
+
+    Args:
+        old: settings that the directory has.
+        new: settings that it would get.
+    """
+    grown = {key: _without_added(old.get(key), value) if key in _MAY_GROW else value for key, value in new.items()}
+    if new.get("budget") == "seconds" and new.get("seconds") is None:
+        grown["arms"] = new["arms"]  # a faster arm would change the budget of all
+    one, two = _flat(old), _flat(grown)
+    return [
+        f"{key} is {_shown(one, key)} there and {_shown(two, key)} now"
+        for key in dict.fromkeys([*one, *two])
+        if one.get(key, "absent") != two.get(key, "absent")
+    ]
+
+
+def _without_added(old: Any, new: Any) -> Any:
+    """The new list without what the old one lacks, in the old order, if that leaves the old one."""
+    return old if isinstance(old, list) and all(item in new for item in old) else new
+
+
+def _shown(flat: Mapping[str, Any], key: str) -> str:
+    text = json.dumps(flat[key]) if key in flat else "absent"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping) and value:
+        return {k: v for key, item in value.items() for k, v in _flat(item, f"{prefix}{key}.").items()}
+    return {prefix.removesuffix("."): value}
