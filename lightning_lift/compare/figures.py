@@ -249,6 +249,9 @@ def tuning(comparison: Comparison) -> Picture | None:
     if not drawn:
         return None
     axes.set_xscale("log")
+    tried = sorted({record.learning_rate for arm in comparison.arms for record in arm.tunings if record.learning_rate})
+    axes.set_xticks(tried, [f"{rate:g}" for rate in tried], rotation=30 if len(tried) > 6 else 0)
+    axes.xaxis.set_minor_formatter(NullFormatter())
     _set_scale(axes, np.concatenate(drawn))
     axes.set_xlabel("learning rate")
     axes.set_ylabel(f"best {plain_name(comparison.monitor)}")

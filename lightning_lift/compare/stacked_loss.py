@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -170,7 +171,27 @@ class _Weights(nn.Module):
 
 
 def _emitted(emission: DenseEmission, code: Tensor) -> Tensor:
-    return torch.mv(emission.weight, code)
+    emitted: Tensor = _Product.apply(emission.weight, code)  # type: ignore[no-untyped-call]
+    return emitted
+
+
+class _Product(torch.autograd.Function):
+    """A matrix (d, F) times a vector (F,), each product in the order that is fastest for many of them."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrix: Tensor, vector: Tensor) -> Tensor:
+        return F.linear(vector, matrix)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, by_product: Tensor) -> tuple[Tensor, Tensor]:
+        matrix, vector = ctx.saved_tensors
+        return by_product.unsqueeze(-1) * vector, F.linear(by_product, matrix.t())
 
 
 @contextmanager
@@ -388,7 +409,7 @@ class _FirstOrderSoftplus(Softplus):
     """log(1 + e^x) in one pass; its second derivative by autograd is wrong, and nothing here asks for it."""
 
     def value(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.softplus(x, 1.0, 80.0)
+        return F.softplus(x, 1.0, 80.0)
 
 
 def _faster_activations_(module: nn.Module) -> None:

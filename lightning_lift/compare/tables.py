@@ -1,15 +1,19 @@
 """Tables of a report: cells of text under a title, and the builders that fill them from a comparison."""
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lightning_lift.compare.readings import ArmRuns, Axis, Checkpoint, Comparison, lower_is_better, plain_name
+from lightning_lift.compare.settings_text import (
+    NONE,
+    class_and_arguments,
+    data_text,
+    network_text,
+    optimizer_text,
+    trainer_text,
+)
 from lightning_lift.compare.statistics import Description, PairedDifference, describe
-
-NONE = "–"  # noqa: RUF001 - the dash of an empty cell
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def arms_table(comparison: Comparison) -> Table:
         rows.append(
             [
                 arm.label,
-                *_class_and_arguments(config, "parameterization"),
+                *class_and_arguments(config, "parameterization"),
                 ", ".join(chosen) or NONE,
                 f"{example.num_parameters:,}" if example is not None and example.num_parameters else NONE,
             ]
@@ -92,7 +96,7 @@ def arms_table(comparison: Comparison) -> Table:
 
 def common_table(comparison: Comparison) -> Table:
     """Network, data, training and budget: one line where all arms agree, else one an arm."""
-    parts = {"network": _network, "data": _data, "optimizer": _optimizer, "trainer": _trainer}
+    parts = {"network": network_text, "data": data_text, "optimizer": optimizer_text, "trainer": trainer_text}
     examples = [(arm.label, arm.example) for arm in comparison.arms]
     rows: list[list[str]] = []
     for part, text in parts.items():
@@ -310,11 +314,6 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# Of the trainer's settings those that change what is trained or how exactly.
-_TRAINING = (
-    "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches", "precision", "accelerator", "devices",
-    "num_nodes", "strategy", "deterministic", "val_check_interval", "check_val_every_n_epoch", "limit_train_batches",
-)  # fmt: skip
 _POINTS: tuple[Checkpoint, Checkpoint] = ("best", "last")
 
 
@@ -327,67 +326,6 @@ def _described(found: Description) -> list[str]:
     digits = 3 if spread <= 1e-12 * size else min(9, 3 + math.floor(math.log10(size / spread)))
     median, low, high = (number(one, digits) for one in (found.median, found.low_quartile, found.high_quartile))
     return [with_error(found.mean, found.standard_error), f"{median} [{low}, {high}]"]
-
-
-def _class_and_arguments(config: Mapping[str, Any], part: str) -> tuple[str, str]:
-    model = config.get("model") or {}
-    setting = (model.get("init_args") or {}).get(part) if isinstance(model, Mapping) else None
-    return _named(setting)
-
-
-def _named(setting: Any) -> tuple[str, str]:
-    """Short class name and arguments of a ``{class_path, init_args}``, or of a class path alone."""
-    if not setting:
-        return NONE, ""
-    if not isinstance(setting, Mapping):
-        return str(setting).rpartition(".")[2], ""
-    name = str(setting.get("class_path", NONE)).rpartition(".")[2]
-    arguments = setting.get("init_args") or {}
-    return name, ", ".join(f"{key}={plain(value)}" for key, value in arguments.items() if value is not None)
-
-
-def plain(value: Any) -> str:
-    """A setting as compact JSON, so that lists and strings can be told apart; null is None."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, default=str, sort_keys=True).replace("null", "None")
-
-
-def _joined(named: tuple[str, str]) -> str:
-    return f"{named[0]}({named[1]})"
-
-
-def _network(config: Mapping[str, Any]) -> str:
-    return _joined(_class_and_arguments(config, "network"))
-
-
-def _data(config: Mapping[str, Any]) -> str:
-    setting = config.get("data")
-    if isinstance(setting, Mapping):  # the seed is each run's own
-        arguments = {k: v for k, v in (setting.get("init_args") or {}).items() if k != "data_seed"}
-        setting = {**setting, "init_args": arguments}
-    return _joined(_named(setting))
-
-
-def _optimizer(config: Mapping[str, Any]) -> str:
-    init_args = (config.get("model") or {}).get("init_args") or {}
-    optimizer, scheduler = (_named(_telling(init_args.get(part))) for part in ("optimizer", "lr_scheduler"))
-    return _joined(optimizer) + ("" if scheduler[0] == NONE else f", {_joined(scheduler)}")
-
-
-def _telling(setting: Any) -> Any:
-    """Without the switches that are off, of which torch has many, and the rate, which is each arm's own."""
-    if not isinstance(setting, Mapping):
-        return setting
-    arguments = setting.get("init_args") or {}
-    kept = {key: value for key, value in arguments.items() if value not in (None, False) and key != "lr"}
-    return {**setting, "init_args": kept}
-
-
-def _trainer(config: Mapping[str, Any]) -> str:
-    trainer = config.get("trainer") or {}
-    said = {key: trainer[key] for key in _TRAINING if trainer.get(key) not in (None, [], {}, False)}
-    return ", ".join(f"{key}={plain(value)}" for key, value in said.items()) or NONE
 
 
 def _ranges(seeds: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ import pytest
 
 from lightning_lift.compare import tables
 from lightning_lift.compare.readings import Comparison
+from lightning_lift.compare.settings_text import NONE
 from lightning_lift.compare.statistics import compare_arms
 from lightning_lift.compare.tables import Table, number, with_error
 from tests.lightning_lift.compare.synthetic import synthetic_records, synthetic_settings
@@ -22,7 +23,7 @@ def cells(table: Table, row: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.0, "0"), (0.012345, "0.0123"), (-1.5, "-1.50"), (1234.5, "1234"), (1.5e-7, "1.50e-07"), (2e8, "2.00e+08"),
-     (math.nan, tables.NONE), (math.inf, "∞"), (-math.inf, "-∞")],
+     (math.nan, NONE), (math.inf, "∞"), (-math.inf, "-∞")],
 )  # fmt: skip
 def test_numbers(value: float, text: str) -> None:
     assert number(value) == text
@@ -31,7 +32,7 @@ def test_numbers(value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "error", "text"),
     [(1.23456, 0.0123, "1.235 ± 0.012"), (25.5, 3.21, "25.5 ± 3.2"), (1234.0, 56.0, "1234 ± 56"),
-     (0.5, 1e-19, "0.5000"), (0.5, math.nan, "0.5000"), (math.nan, math.nan, tables.NONE)],
+     (0.5, 1e-19, "0.5000"), (0.5, math.nan, "0.5000"), (math.nan, math.nan, NONE)],
 )  # fmt: skip
 def test_numbers_with_an_error(value: float, error: float, text: str) -> None:
     assert with_error(value, error) == text

@@ -107,11 +107,11 @@ def test_flows_equal_separate_runs(arm: str, tmp_path: Path) -> None:
     made = specs(tmp_path, FLOW, arm, seeds=2)
     for one, other in zip(*both(made, tmp_path), strict=True):
         assert one.outcome == "finished"
-        for record in (one, other):
-            for metrics in record.metrics.values():  # a number of size 1e3, from eigenvalues
-                metrics.pop("test/hessian_condition_max")
-                metrics.pop("test/hessian_condition")
-        assert furthest(one, other) <= 3e-5
+        for record in (one, other):  # what is no likelihood (a condition number, an inverse's error) rounds off more
+            for metrics in (record.curves, *record.metrics.values()):
+                for name in [name for name in metrics if "nll" not in name and "loss" not in name and name != "step"]:
+                    del metrics[name]
+        assert furthest(one, other) <= 1e-5
 
 
 def test_checkpoints_are_those_of_separate_runs(tmp_path: Path) -> None:
