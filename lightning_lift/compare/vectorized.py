@@ -209,10 +209,10 @@ def _fitting(spec: RunSpec) -> int:
     """Seeds at a time: enough to spread Python's cost over, few enough that a step's tensors stay near the processor.
 
     One thread, milliseconds a seed and step, by the number of seeds at a time: ICNN 32x3 1.8 (5), 1.5 (15), 1.7 (30);
-    ICNN 128x3 6.6 (2), 6.7 (5), 5.3 (10); dense lift of ICNN 128x3 31 (2), 28 (4).
+    ICNN 128x3 6.6 (2), 6.7 (5), 5.3 (10); dense lift of ICNN 128x3 16 (2), 21 (4).
     """
     count = count_parameters(spec.config)
-    return next(size for size, most in ((15, 10_000), (8, 1_000_000), (4, float("inf"))) if count <= most)
+    return next(size for size, most in ((15, 10_000), (8, 1_000_000), (2, float("inf"))) if count <= most)
 
 
 def _check_settings(spec: RunSpec) -> None:
