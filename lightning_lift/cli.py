@@ -64,6 +64,12 @@ class LiftCLI(LightningCLI):
             default=False,
             help="After fit, test the checkpoint of the best monitored metric (the last weights if none is).",
         )
+        parser.add_argument(
+            "--compare",
+            type=dict[str, Any] | None,
+            default=None,
+            help="Options of `lightning-lift compare` that a configuration brings; every other command ignores them.",
+        )
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)

@@ -73,7 +73,7 @@ class RunSummary(L.Callback):
         record |= {
             "model": type(pl_module).__name__,
             "parameterization": type(getattr(pl_module, "parameterization", None)).__name__,
-            "parameters": sum(p.numel() for p in pl_module.parameters()),
+            "parameters": sum(p.numel() for p in pl_module.parameters() if p.requires_grad),
             "data": getattr(getattr(trainer, "datamodule", None), "name", None),
             "versions": {"lightning_lift": __version__, "torch": torch.__version__, "lightning": L.__version__},
         }

@@ -132,7 +132,7 @@ class DensityTask(TaskModule):
         if not getattr(data, "has_log_prob", False) or self.dim not in _TRUTH_POINTS[stage]:
             return None
         size = _TRUTH_POINTS[stage][self.dim]
-        window = data.window.to(self.device)
+        window = data.window.to(next(self.parameters()))  # the weights' dtype: float64 under 64-true
         points = grid_points(window, size)
         model = torch.cat([self.log_prob(self.own_units(chunk)) for chunk in points.split(16384)])
         return data.log_prob(points.cpu()).to(model), model, trapezoid_log_weights(window, size).exp()
