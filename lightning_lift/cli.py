@@ -50,7 +50,12 @@ class LiftCLI(LightningCLI):
             save_config_kwargs={"overwrite": True},  # a test after a fit in the same directory
             trainer_defaults={"logger": _LOGGER},
             auto_configure_optimizers=False,
-            parser_kwargs={"prog": "lightning-lift", "version": f"lightning_lift {__version__}"},
+            parser_kwargs={
+                "prog": "lightning-lift",
+                "version": f"lightning_lift {__version__}",
+                "description": "Training input-convex neural networks. Commands besides those below, each with its own "
+                f"--help: {', '.join(COMMANDS)}.",
+            },
             args=args,
             run=run,
         )

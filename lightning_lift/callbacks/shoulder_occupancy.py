@@ -10,10 +10,9 @@ from lightning_lift.callbacks.periodic import PeriodicCallback, latent_now
 from lightning_lift.diagnostics.shoulder import (
     SHOULDER_SLOPE,
     Transitions,
-    floor_mask,
+    inside_mask,
     occupancy,
     occupancy_by_tensor,
-    shoulder_mask,
     transitions,
 )
 from lightning_lift.parameterizations.base import Parameterization
@@ -59,13 +58,9 @@ class ShoulderOccupancy(PeriodicCallback):
             return
         parameterization = pl_module.parameterization
         assert isinstance(parameterization, Parameterization)
-        if parameterization.readout is None:
-            mask = floor_mask(latent, float(getattr(parameterization, "floor", 0.0)))
-            group, total = "zeros", "zeros/fraction"
-        else:
-            mask = shoulder_mask(parameterization.readout, latent, self.slope)
-            group, total = "shoulder", "shoulder/occupancy"
-        mask = mask.cpu()
+        is_projected = parameterization.readout is None
+        group, total = ("zeros", "zeros/fraction") if is_projected else ("shoulder", "shoulder/occupancy")
+        mask = inside_mask(parameterization, latent, self.slope).cpu()
         values = {total: occupancy(mask)}
         parts = occupancy_by_tensor(mask, parameterization.shapes)
         values |= {f"{total}/{name}": fraction for name, fraction in parts.items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_lift.callbacks._logging import log_scalars, publish_figure, run_directory, whole_file
 from lightning_lift.callbacks._visits_plot import VisitsPicture, visits_figure
 from lightning_lift.callbacks.periodic import PeriodicCallback, check_count, latent_now
-from lightning_lift.diagnostics.shoulder import SHOULDER_SLOPE, floor_mask, shoulder_mask, shoulder_threshold
+from lightning_lift.diagnostics.shoulder import SHOULDER_SLOPE, inside_mask, parameterization_floor, shoulder_threshold
 from lightning_lift.diagnostics.visits import VisitCounter, VisitSummary
 from lightning_lift.parameterizations.base import Parameterization
 
@@ -124,10 +124,7 @@ class ShoulderVisits(PeriodicCallback):
             return
         parameterization = pl_module.parameterization
         assert isinstance(parameterization, Parameterization)
-        if parameterization.readout is None:
-            mask = floor_mask(latent, float(getattr(parameterization, "floor", 0.0)))
-        else:
-            mask = shoulder_mask(parameterization.readout, latent, self.slope)
+        mask = inside_mask(parameterization, latent, self.slope)
         self.counter.update(mask, step)
         self._steps.append(step)
         self._occupancy.append(mask.double().mean().item())
@@ -168,7 +165,7 @@ class ShoulderVisits(PeriodicCallback):
 
     def _threshold(self, parameterization: Parameterization) -> float | None:
         if parameterization.readout is None:
-            return float(getattr(parameterization, "floor", 0.0))
+            return parameterization_floor(parameterization)
         try:
             return shoulder_threshold(parameterization.readout, self.slope)
         except ValueError:  # a readout whose shoulder is not all that lies below one latent

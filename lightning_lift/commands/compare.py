@@ -1,13 +1,15 @@
 """``lightning-lift compare``: parameterizations against each other on one task, over paired seeds, each tuned alike."""
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lightning_lift.commands.compare_options import from_options, name_list, parse
-from lightning_lift.compare.comparison import STAGES, PairedComparison, read_settings, sole_user
+from lightning_lift.compare.comparison import STAGES, PairedComparison
+from lightning_lift.compare.directory import read_settings, sole_user
 from lightning_lift.compare.local_engine import Engine, LocalEngine
 from lightning_lift.compare.plan import Settings
 from lightning_lift.compare.progress import RunProgress
@@ -82,7 +84,7 @@ def _engine(options: Mapping[str, Any]) -> Engine:
 
 
 def _write_report(comparison: PairedComparison) -> None:
-    from lightning_lift.compare.report import write_report  # imports pandas and matplotlib: not for --plan
+    from lightning_lift.compare.report import write_report  # it draws: not for --plan
 
     records = comparison.records()
     if not records:
@@ -117,9 +119,6 @@ def _print_plan(comparison: PairedComparison, slots: int) -> None:
 
 def _do_one(directory: Path, index: int) -> None:
     """One line of the plan, in this process; a failed run ends with status 1, for the scheduler to see."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch
-
     torch.set_num_threads(1)
     comparison = opened(directory)
     with sole_user(directory, shared=True):

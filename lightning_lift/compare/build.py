@@ -16,7 +16,16 @@ from lightning_lift.compare.record import RunSpec
 from lightning_lift.compare.schedule import look_interval, own_steps, scaled_scheduler
 from lightning_lift.parameterizations import Lift, ProjectedGradient
 
-__all__ = ["count_parameters", "make", "make_data", "make_from", "make_reference", "read_config", "resolve"]
+__all__ = [
+    "count_parameters",
+    "make",
+    "make_data",
+    "make_from",
+    "make_reference",
+    "read_config",
+    "resolve",
+    "trained_numbers",
+]
 
 _PLAIN = (bool, int, float, str, list, type(None))
 
@@ -168,12 +177,20 @@ def make_data(config: Mapping[str, Any]) -> L.LightningDataModule:
 
 
 def count_parameters(config: Mapping[str, Any]) -> int:
-    """How many numbers the module of these settings trains, the parameterization's included.
+    """``trained_numbers`` of the module of these settings.
 
     Args:
         config: what ``resolve`` gave.
     """
-    module = instantiated({key: config[key] for key in ("model", "data")})["model"]
+    return trained_numbers(instantiated({key: config[key] for key in ("model", "data")})["model"])
+
+
+def trained_numbers(module: L.LightningModule) -> int:
+    """How many numbers a module trains, the parameterization's included.
+
+    Args:
+        module: any.
+    """
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 

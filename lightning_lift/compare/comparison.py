@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_lift.compare.directory import SETTINGS, differences, read_settings, sole_user, write_settings
+from lightning_lift.compare.directory import SETTINGS, differences, read_settings, write_settings
 from lightning_lift.compare.local_engine import Engine
 from lightning_lift.compare.plan import Settings, group
 from lightning_lift.compare.progress import RunProgress
@@ -237,6 +237,3 @@ class PairedComparison:
             content = read_settings(self.directory)
             content["notes"] = list(dict.fromkeys([*content["notes"], *notes]))
             write_settings(self.directory, content)
-
-
-__all__ = ["STAGES", "PairedComparison", "Planned", "Stage", "read_settings", "sole_user"]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from lightning_lift.compare.statistics import LEVEL, PairedDifference
-from lightning_lift.compare.tables import number, p_text
+from lightning_lift.compare.wording import number, p_text
 
 
 def conclude(what: str, unit: str, comparison: PairedDifference) -> str:

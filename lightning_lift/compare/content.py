@@ -10,11 +10,12 @@ from lightning_lift.compare import figures, tables
 from lightning_lift.compare.conclusions import conclude_all
 from lightning_lift.compare.fairness import fairness, missing_runs
 from lightning_lift.compare.figures import Picture
-from lightning_lift.compare.readings import ArmRuns, Axis, Comparison, lower_is_better, plain_name
+from lightning_lift.compare.readings import ArmRuns, Axis, Comparison, lower_is_better
 from lightning_lift.compare.record import RunRecord
 from lightning_lift.compare.statistics import LEVEL, PairedDifference, compare_arms, smallest_p_value
 from lightning_lift.compare.tables import Table
 from lightning_lift.compare.tuning import RULE, choose
+from lightning_lift.compare.wording import capital, counted, number, plain_name, slug, unit_of
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ def make_content(settings: Mapping[str, Any], records: Sequence[RunRecord]) -> C
     tunings = sum(len(arm.tunings) for arm in comparison.arms)
     name = str(settings.get("name") or "").strip()
     lead = (
-        f"{_counted(len(labels), 'arm')} ({', '.join(labels) or 'none'}), {_counted(len(comparison.seeds), 'seed')}: "
-        f"{_counted(len(finals), 'final run')} and {_counted(tunings, 'tuning run')}. "
+        f"{counted(len(labels), 'arm')} ({', '.join(labels) or 'none'}), {counted(len(comparison.seeds), 'seed')}: "
+        f"{counted(len(finals), 'final run')} and {counted(tunings, 'tuning run')}. "
         "Arms are compared seed by seed."
     )
     differences = {metric: _differences(comparison, metric) for metric in comparison.headlines}
@@ -124,13 +125,13 @@ def _conclusions(comparison: Comparison, metric: str | None, differences: Sequen
     elif metric is None:
         blocks.append(Text("No final run has a test metric, so nothing can be compared."))
     else:
-        blocks.append(Text(f"{tables.capital(plain_name(metric))} at the best checkpoint. {_equal(comparison)}"))
+        blocks.append(Text(f"{capital(plain_name(metric))} at the best checkpoint. {_equal(comparison)}"))
         blocks.append(Listing(conclude_all(plain_name(metric), unit_of(metric), differences)))
         curve = "val/" + metric.removeprefix("test/")
-        same = _within(comparison, "seconds", curve) if curve in tables.headline_curves(comparison) else []
+        same = _within(comparison, "seconds", curve) if curve in comparison.headline_curves else []
         if any(one.pairs for one in same):
-            limit = tables.number(comparison.common_limit["seconds"])
-            blocks.append(Text(f"{tables.capital(plain_name(curve))} after equal training time, {limit} s:"))
+            limit = number(comparison.common_limit["seconds"])
+            blocks.append(Text(f"{capital(plain_name(curve))} after equal training time, {limit} s:"))
             blocks.append(Listing(conclude_all(plain_name(curve), unit_of(curve), same)))
     losers = [f"{arm.label} {len(arm.unfinished)} of {len(arm.finals)}" for arm in comparison.arms if arm.unfinished]
     if losers:
@@ -162,8 +163,9 @@ def _result(comparison: Comparison, metric: str, differences: Sequence[PairedDif
         last = compare_arms(comparison.values("last", metric), comparison.unfinished, lower_is_better(metric))
         if any(one.pairs for one in last):
             blocks.append(tables.differences_table("Paired differences, last checkpoint", last))
-    name = "result-" + metric.replace("/", "-").replace("_", "-")
-    return Section(name, f"Result: {plain_name(metric)}", [block for block in blocks if block is not None])
+    return Section(
+        f"result-{slug(metric)}", f"Result: {plain_name(metric)}", [block for block in blocks if block is not None]
+    )
 
 
 def _equal(comparison: Comparison) -> str:
@@ -180,7 +182,7 @@ def _equal(comparison: Comparison) -> str:
 
 def _time(comparison: Comparison) -> Section:
     blocks: list[Block | None] = []
-    curves = tables.headline_curves(comparison)
+    curves = comparison.headline_curves
     limit = comparison.common_limit
     if not curves or not comparison.seeds:
         return Section("time", "", [])
@@ -247,7 +249,7 @@ def _tuning(comparison: Comparison) -> Section:
     blocks: list[Block | None] = [
         Text(RULE),
         Text(
-            f"{_counted(runs, 'tuning run')} on {_counted(len(seeds), 'seed')}, none of which enters the results above."
+            f"{counted(runs, 'tuning run')} on {counted(len(seeds), 'seed')}, none of which enters the results above."
         ),
     ]
     if shared := seeds & set(comparison.seeds):
@@ -271,7 +273,7 @@ def _cost(comparison: Comparison) -> Section:
 
 def _diagnostics(comparison: Comparison) -> Section:
     blocks: list[Block] = []
-    for name, meaning in _DIAGNOSTICS.items():
+    for name, meaning in DIAGNOSTICS.items():
         picture = figures.curves(comparison, name, "steps") if name in comparison.curves() else None
         if picture is not None:
             blocks += [Text(meaning), picture]
@@ -301,19 +303,10 @@ def _differences(comparison: Comparison, metric: str) -> list[PairedDifference]:
     return compare_arms(comparison.values("best", metric), comparison.unfinished, lower_is_better(metric))
 
 
-def unit_of(metric: str) -> str:
-    """With a space before it: nats for log-likelihoods and divergences, nothing else."""
-    return " nats" if any(word in metric for word in ("nll", "kl_divergence")) else ""
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-_DIAGNOSTICS = {
+DIAGNOSTICS = {
     "shoulder/occupancy": "Share of the latent on the shoulder, where the readout's slope is at most 0.05 and "
     "gradients hardly pass. Projected weights have no latent: their zeros are a different number, below.",
-    "weights/zero_fraction": "Share of the weights that the projection holds at exactly zero.",
+    "zeros/fraction": "Share of the projected weights that sit exactly at the floor, where the projection put them.",
     "latent/step": "How far one optimizer step moves the latent of one fixed batch: root mean square over its numbers.",
 }
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lightning_lift.compare.readings import ArmRuns, Comparison
-from lightning_lift.compare.record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def _compare(found: Fairness, arms: Sequence[ArmRuns], attribute: str, what: str
     differing: dict[str, list[int]] = {}
     checked = unknown = 0
     for seed in seeds:
-        hashes = {arm.label: _hash(arm.finals.get(seed), attribute) for arm in arms}
+        hashes = {arm.label: str(getattr(arm.finals[seed], attribute)) for arm in arms if seed in arm.finals}
         known = {label: value for label, value in hashes.items() if value}
         unknown += len(known) < len(hashes)
         checked += len(known) > 1
@@ -86,23 +85,17 @@ def _compare(found: Fairness, arms: Sequence[ArmRuns], attribute: str, what: str
             "these seeds are no pairs."
         )
     if checked and not differing:
-        found.notes.append(f"Checked: the arms{_which(arms)} have the same {what} in each of {checked} seeds, by hash.")
+        found.notes.append(
+            f"Checked: the arms {_listed(arms)} have the same {what} in each of {checked} seeds, by hash."
+        )
     if unknown:
         found.notes.append(
             f"The {what} could not be checked in {unknown} of {len(seeds)} seeds: a run has no hash of it."
         )
 
 
-def _which(arms: Sequence[ArmRuns]) -> str:
-    return f" {_listed(arms)}"
-
-
 def _listed(arms: Sequence[ArmRuns]) -> str:
     return ", ".join(arm.label for arm in arms)
-
-
-def _hash(record: RunRecord | None, attribute: str) -> str:
-    return str(getattr(record, attribute)) if record is not None else ""
 
 
 def _network(arm: ArmRuns) -> str:

@@ -14,9 +14,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 from scipy.stats import gaussian_kde
 
-from lightning_lift.compare.readings import ArmRuns, Axis, Checkpoint, Comparison, curve_band, plain_name
+from lightning_lift.compare.readings import ArmRuns, Axis, Checkpoint, Comparison, curve_band
 from lightning_lift.compare.statistics import describe
-from lightning_lift.compare.tables import capital, number, tuning_curve
+from lightning_lift.compare.wording import capital, number, plain_name, slug
 
 Array = NDArray[np.float64]
 
@@ -118,7 +118,7 @@ def distribution(comparison: Comparison, metric: str, checkpoint: Checkpoint) ->
         for arm, own in zip(comparison.arms, values, strict=True)
     )
     return Picture(
-        f"distribution-{_slug(metric)}",
+        f"distribution-{slug(metric)}",
         figure,
         f"Distribution of the {plain_name(metric)} by arm: {medians}.",
         f"{capital(plain_name(metric))} at the {checkpoint} checkpoint: one point a run, box of the quartiles, "
@@ -159,7 +159,7 @@ def paired_lines(comparison: Comparison, metric: str, checkpoint: Checkpoint) ->
     axes.set_xlim(-0.4, len(places) - 0.6)
     axes.set_ylabel(plain_name(metric))
     return Picture(
-        f"pairs-{_slug(metric)}",
+        f"pairs-{slug(metric)}",
         figure,
         f"{capital(plain_name(metric))} of each seed across the arms, the points of a seed joined by a line.",
         f"{capital(plain_name(metric))} at the {checkpoint} checkpoint: a line joins the runs of one seed, which have "
@@ -197,7 +197,8 @@ def curves(comparison: Comparison, name: str, axis: Axis, until: float | None = 
             line.set_marker(look.marker)
     cut = _cut_start(axes, drawn) if not logarithmic else ""
     axes.set_xlim(left=0.0)
-    axes.set_xlabel("optimizer steps" if axis == "steps" else "seconds of training")
+    unit = "optimizer steps" if axis == "steps" else "seconds of training"
+    axes.set_xlabel(unit)
     axes.set_ylabel(plain_name(name))
     _legend(axes, len(drawn))
     ends = "; ".join(
@@ -205,13 +206,12 @@ def curves(comparison: Comparison, name: str, axis: Axis, until: float | None = 
         for arm, band in zip(comparison.arms, bands, strict=True)
         if len(band["x"])
     )
-    unit = "optimizer steps" if axis == "steps" else "seconds of training"
     reach = ""
     if until is not None and math.isfinite(until):
         axes.axvline(until, color="0.35", linewidth=1.0, linestyle=(0, (2, 2)))
         reach = f" Dotted: {number(until)} {'steps' if axis == 'steps' else 's'}, which all arms reach."
     return Picture(
-        f"curve-{_slug(name)}-{axis}",
+        f"curve-{slug(name)}-{axis}",
         figure,
         f"{capital(plain_name(name))} over {unit}, median by arm: {ends}.",
         f"{capital(plain_name(name))} over {unit}: median and quartiles of the finished runs.{cut}{reach}",
@@ -231,7 +231,7 @@ def tuning(comparison: Comparison) -> Picture | None:
     told = []
     drawn: list[Array] = []
     for index, arm in enumerate(comparison.arms):
-        points = [(rate, describe(own)) for rate, own, _ in tuning_curve(comparison, arm) if rate is not None]
+        points = [(rate, describe(own)) for rate, own, _ in comparison.tuned(arm) if rate is not None]
         points = [(rate, found) for rate, found in points if found.count]
         if not points:
             continue
@@ -339,7 +339,3 @@ def _finite(values: object) -> Array:
     numbers = np.asarray(list(values), dtype=np.float64)  # type: ignore[call-overload]
     finite: Array = numbers[np.isfinite(numbers)]
     return finite
-
-
-def _slug(name: str) -> str:
-    return name.replace("/", "-").replace("_", "-")

@@ -16,8 +16,8 @@ from typing import Any, Protocol, Self
 
 from lightning_lift.compare.tasks import Result, Task, Work, execute, failed
 
-_ATTEMPTS = 2
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+ATTEMPTS = 2
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _POLL_SECONDS = 0.5
 
 
@@ -168,7 +168,7 @@ class _Worker:
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs, str(log)))
         self.task: Task | None = None
         self.log = log
-        with _environment(_ONE_THREAD):  # read when torch is imported, which is before the first line of _serve
+        with _environment(ONE_THREAD):  # read when torch is imported, which is before the first line of _serve
             self.process.start()
         theirs.close()  # or the end of the worker would not be seen on the pipe
 
@@ -218,7 +218,7 @@ def after_death(task: Task, work: Work, attempts: int, how: str) -> tuple[list[T
     missing = tuple(spec for spec in task.specs if work.store.get(spec) is None)
     if not missing:
         return [], Result(())
-    if attempts < _ATTEMPTS:
+    if attempts < ATTEMPTS:
         return [task], None
     if len(missing) > 1:
         return [Task((spec,)) for spec in missing], Result(())

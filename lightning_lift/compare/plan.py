@@ -10,7 +10,7 @@ from typing import Any, Literal
 from lightning_lift.compare.arms import Arm
 from lightning_lift.compare.build import resolve
 from lightning_lift.compare.record import Purpose, RunRecord, RunSpec
-from lightning_lift.compare.tasks import Task
+from lightning_lift.compare.tasks import Task, task_cost
 from lightning_lift.compare.tuning import FIRST_TUNING_SEED
 
 Budget = Literal["steps", "seconds"]
@@ -170,12 +170,7 @@ def group(
         slots: number of tasks that run at a time.
         seconds_per_step: by arm, where measured; all arms count alike otherwise.
     """
-    costs = seconds_per_step or {}
-    usual = sum(costs.values()) / len(costs) if costs else 1.0
-
-    def cost(task: Task) -> float:
-        return task.run_steps * costs.get(task.specs[0].arm, usual)
-
+    cost = task_cost(seconds_per_step or {})
     if not vectorize:
         tasks = [Task((spec,)) for spec in specs]
         return sorted(tasks, key=cost, reverse=True)

@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from lightning_lift.compare.tasks import Result, Task
+from lightning_lift.compare.tasks import Result, Task, task_cost
 
 _SILENCE_SECONDS = 60.0
 
@@ -61,8 +61,8 @@ class RunProgress:
             tasks: all that are to be done.
             seconds_per_step: by arm, where measured.
         """
-        usual = sum(seconds_per_step.values()) / len(seconds_per_step) if seconds_per_step else 1.0
-        self._costs = {task: task.run_steps * seconds_per_step.get(task.specs[0].arm, usual) for task in tasks}
+        cost = task_cost(seconds_per_step)
+        self._costs = {task: cost(task) for task in tasks}
         self._shares = dict.fromkeys(tasks, 0.0)
         self._outcomes = Counter()
         self._runs, self._done = sum(len(task.specs) for task in tasks), 0
@@ -97,9 +97,11 @@ class RunProgress:
 
     def seconds_left(self) -> float | None:
         """An estimate, by what has been done in the time so far; None before anything is."""
-        done = sum(self._costs[task] * share for task, share in self._shares.items())
-        total = sum(self._costs.values())
+        done, total = self._cost_done(), sum(self._costs.values())
         return (self._clock() - self._began) * (total - done) / done if done > 0 else None
+
+    def _cost_done(self) -> float:
+        return sum(self._costs[task] * share for task, share in self._shares.items())
 
     def _line(self, text: str) -> None:
         if not self._console.is_terminal:
@@ -108,8 +110,7 @@ class RunProgress:
 
     def _show(self) -> None:
         if self._row is not None:
-            done = sum(self._costs[task] * share for task, share in self._shares.items())
-            self._bar.update(self._row, completed=done, runs=self._runs_text(), left=self._left())
+            self._bar.update(self._row, completed=self._cost_done(), runs=self._runs_text(), left=self._left())
 
     def _runs_text(self) -> str:
         bad = "".join(f", {self._outcomes[name]} {name}" for name in ("diverged", "failed") if self._outcomes[name])

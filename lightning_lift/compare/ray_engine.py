@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from lightning_lift.compare.local_engine import Listener
-from lightning_lift.compare.tasks import Result, Task, Work, execute, failed
-
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+from lightning_lift.compare.local_engine import ATTEMPTS, ONE_THREAD, Listener, after_death
+from lightning_lift.compare.tasks import Result, Task, Work, execute
 
 
 class RayEngine:
-    """One Ray task of one core for each task; a task whose worker dies is retried once, then its runs are failed.
+    """One Ray task of one core for each task; a task whose worker dies is retried once, then as in ``LocalEngine``.
 
     The records are those of the local engine. They are written by the workers, and by this process where the workers
     do not share its file system; checkpoints stay where they were written, so share the directory to keep them.
@@ -39,7 +37,7 @@ class RayEngine:
             raise ValueError(f"jobs={jobs}: give the number of tasks at a time, 1 or more.")
         self._ray: Any = ray
         self._mine = not ray.is_initialized()  # a session of the user's stays open
-        environment = dict(_ONE_THREAD)
+        environment = dict(ONE_THREAD)
         if self._mine:
             cluster = os.environ.get("RAY_ADDRESS")
             if cluster is None:
@@ -52,7 +50,7 @@ class RayEngine:
                 log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": environment}, **settings
             )
         self.jobs = jobs or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-        self._remote = ray.remote(num_cpus=1, max_retries=1)(_execute)
+        self._remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(_execute)
 
     @property
     def slots(self) -> int:
@@ -82,8 +80,11 @@ class RayEngine:
                 try:
                     result: Result = self._ray.get(reference)
                 except self._ray.exceptions.RayError as error:
-                    result = _lost(task, work, f"{type(error).__name__}: {str(error).splitlines()[0]}")
-                    listener.say(f"a Ray task failed in: {task.label}")
+                    how = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                    listener.say(f"a Ray task failed ({how}) in: {task.label}")
+                    again, lost = after_death(task, work, ATTEMPTS, how)
+                    pending.extend(again)
+                    result = lost or Result(())
                 for record in result.records:
                     if not work.store.path(record.key).is_file():
                         work.store.write(record)
@@ -102,8 +103,3 @@ def _execute(task: Task, work: Work) -> Result:
 
     torch.set_num_threads(1)
     return execute(task, work)
-
-
-def _lost(task: Task, work: Work, error: str) -> Result:
-    """Failed records for what the worker did not write before it died."""
-    return Result(tuple(failed(spec, error) for spec in task.specs if work.store.get(spec) is None))

@@ -10,7 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_lift.compare.record import RunRecord
+from lightning_lift.compare.record import MONITORED, RunRecord, monitored
+from lightning_lift.compare.tuning import validation
+from lightning_lift.compare.wording import NONE
 
 Array = NDArray[np.float64]
 Checkpoint = Literal["best", "last"]
@@ -75,8 +77,20 @@ class ArmRuns:
         return np.asarray(record.curves.get("seconds", np.full(len(steps), math.nan)), dtype=np.float64)
 
     @property
-    def total_seconds(self) -> float:
-        """Training seconds of a whole run: by the timing run, else the median of the runs; NaN without either."""
+    def step_seconds(self) -> tuple[float, str]:
+        """Of the timing run, else the median of the finished runs, and where the number is from; NaN without either."""
+        if self.seconds_per_step is not None:
+            return self.seconds_per_step, "alone, in a run for that"
+        found = [record.timings.get("seconds_per_step", math.nan) for record in self.finished.values()]
+        known = [seconds for seconds in found if math.isfinite(seconds)]
+        if not known:
+            return math.nan, NONE
+        shared = any(record.engine == "vectorized" for record in self.finished.values())
+        return float(np.median(known)), "share of a batch of seeds" if shared else "beside other runs"
+
+    @property
+    def looked_seconds(self) -> float:
+        """Training seconds at the last look: by the timing run, else the median of the runs; NaN without either."""
         ends = [self.seconds(record)[-1] for record in self.finished.values() if record.curves.get("step")]
         known = [float(end) for end in ends if math.isfinite(end)]
         return float(np.median(known)) if known else math.nan
@@ -127,8 +141,21 @@ class Comparison:
     @cached_property
     def monitor(self) -> str:
         """The validation metric that chooses checkpoints and learning rates, the lower the better."""
-        validated = self.curves("val/") or self.metrics("best", "val/")
-        return next((name for name in ("val/nll", "val/loss") if name in validated), (validated or ["val/nll"])[0])
+        found = [record.metrics.get("best", {}) for record in self.records] + [record.curves for record in self.records]
+        return monitored(_names(found, "val/")) or MONITORED[0]
+
+    @property
+    def headline_curves(self) -> list[str]:
+        """Validation curves that are tested and drawn: the monitored one, and total variation where it is measured."""
+        curves = self.curves("val/")
+        return [name for name in dict.fromkeys([self.monitor, "val/total_variation"]) if name in curves]
+
+    def tuned(self, arm: ArmRuns) -> list[tuple[float | None, list[float], int]]:
+        """By rate, ascending: what the rule of choice reads off each finished tuning run, and the number of runs."""
+        rates: dict[float | None, list[float | None]] = {}
+        for record in sorted(arm.tunings, key=lambda record: (record.learning_rate or 0.0, record.seed)):
+            rates.setdefault(record.learning_rate, []).append(validation(record, self.monitor))
+        return [(rate, [v for v in own if v is not None], len(own)) for rate, own in rates.items()]
 
     def metrics(self, checkpoint: Checkpoint, prefix: str = "") -> list[str]:
         """Names of the metrics that some finished final run has."""
@@ -153,7 +180,7 @@ class Comparison:
         """The steps and the training seconds of the arm that has fewest: what all arms have; NaN where unknown."""
         run = [arm for arm in self.arms if arm.finished]
         steps = [float(min(record.steps for record in arm.finished.values())) for arm in run]
-        seconds = [arm.total_seconds for arm in run]
+        seconds = [arm.looked_seconds for arm in run]
         # One arm without a clock leaves the common time unknown; min() would pass over its NaN.
         known = bool(seconds) and all(math.isfinite(end) for end in seconds)
         return {"steps": min(steps, default=math.nan), "seconds": min(seconds) if known else math.nan}
@@ -238,19 +265,6 @@ def curve_band(arm: ArmRuns, name: str, axis: Axis) -> dict[str, Array]:
 def lower_is_better(metric: str) -> bool:
     """Of every metric but accuracies and the like."""
     return not any(word in metric for word in HIGHER_IS_BETTER)
-
-
-def plain_name(metric: str) -> str:
-    """A metric in words: ``test/total_variation`` is "test total variation"."""
-    stage, _, name = metric.rpartition("/")
-    words = {
-        "nll": "NLL",
-        "kl_divergence": "KL divergence",
-        "excess_nll": "excess NLL",
-        "nll_original": "NLL, original units",
-    }
-    stage = {"val": "validation"}.get(stage, stage)
-    return f"{stage} {words.get(name, name.replace('_', ' '))}".strip()
 
 
 def _arm(label: str, records: Sequence[RunRecord]) -> ArmRuns:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,16 @@ from lightning_lift.callbacks._logging import whole_file
 Purpose = Literal["tune", "final", "timing"]
 Outcome = Literal["finished", "diverged", "failed"]
 FORMAT = 1
+MONITORED = ("val/nll", "val/loss")
+
+
+def monitored(metrics: Container[str]) -> str | None:
+    """Name of the validation metric by which ``best`` is chosen (lowest): ``val/nll``, else ``val/loss``, else None.
+
+    Args:
+        metrics: names, or a mapping by name, of what was logged.
+    """
+    return next((name for name in MONITORED if name in metrics), None)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,7 @@
 """One run of a comparison by Lightning: from its spec to its record."""
 
 import logging
-import math
-import os
 import platform
-import shutil
 import signal
 import threading
 import time
@@ -19,12 +16,12 @@ import numpy
 import torch
 
 from lightning_lift import __version__
-from lightning_lift.compare.build import make, make_reference
+from lightning_lift.compare.build import make, make_reference, trained_numbers
+from lightning_lift.compare.folders import checkpoint_folder, keep
 from lightning_lift.compare.hashing import start_hash
-from lightning_lift.compare.observers import DivergenceError, Recorder, as_curves, largest_weight, monitored
-from lightning_lift.compare.record import RunRecord, RunSpec
-
-_BLOWN_UP = 1e3  # no sane training makes the largest weight that many times as large
+from lightning_lift.compare.outcomes import check_tested, ending
+from lightning_lift.compare.record import Outcome, RunRecord, RunSpec
+from lightning_lift.compare.recorder import Recorder, as_curves
 
 
 def run(spec: RunSpec, directory: Path, checkpoint_every: int | None = None) -> RunRecord:
@@ -49,24 +46,18 @@ def run(spec: RunSpec, directory: Path, checkpoint_every: int | None = None) -> 
     Raises:
         KeyboardInterrupt: passed on; nothing is left behind.
     """
-    folder = directory / "checkpoints" / spec.key
-    temporary = _empty_folder(folder)
-    try:
-        with quiet():
-            record = _run(spec, temporary, checkpoint_every)
+    with checkpoint_folder(directory, spec.key) as folder, quiet():
+        record, checkpoints = _run(spec, folder, checkpoint_every)
         if record.outcome == "finished" and spec.purpose == "final":
-            _remove(folder)  # of a run that was killed between its folder and its record
-            temporary.replace(folder)
-            record.checkpoints = {name: str((folder / file).relative_to(directory)) for name, file in _files(record)}
-        else:
-            record.checkpoints = {}
+            record.checkpoints = keep(folder, directory, spec.key, checkpoints)
         return record
-    finally:
-        _remove(temporary)
 
 
-def _run(spec: RunSpec, folder: Path, checkpoint_every: int | None) -> RunRecord:
+def _run(spec: RunSpec, folder: Path, checkpoint_every: int | None) -> tuple[RunRecord, dict[str, Path]]:
+    """The record and the checkpoints in the folder."""
     results: dict[str, Any] = {"versions": versions()}
+    outcome: Outcome
+    error: str | None
     recorder: Recorder | None = None
     module: L.LightningModule | None = None
     began = time.perf_counter()
@@ -75,7 +66,7 @@ def _run(spec: RunSpec, folder: Path, checkpoint_every: int | None) -> RunRecord
         module, data, settings = make(spec)
         results["start_hash"] = start_hash(module, reference)
         del reference
-        results["num_parameters"] = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        results["num_parameters"] = trained_numbers(module)
         recorder = Recorder(folder, checkpoint_every, weights_only=spec.purpose != "final")
         callbacks = [*(settings.pop("callbacks") or []), recorder]  # last: after weight averaging
         trainer = L.Trainer(**settings | {"callbacks": callbacks, "default_root_dir": folder})
@@ -84,18 +75,15 @@ def _run(spec: RunSpec, folder: Path, checkpoint_every: int | None) -> RunRecord
             trainer.fit(module, datamodule=data)
             results["timings"] = _timings(recorder, trainer.global_step, began)
             results["metrics"] = _metrics(trainer, module, data, recorder)
-        results["checkpoints"] = {name: path.name for name, path in recorder.checkpoints.items()}
         outcome, error = "finished", None
-    except DivergenceError as reason:
-        outcome, error = "diverged", str(reason)
     except Exception as raised:
-        outcome = "diverged" if recorder is not None and _by_divergence(raised, module, recorder) else "failed"
-        error = f"{type(raised).__name__}: {raised}"
+        outcome, error = ending(raised, module, None if recorder is None else recorder.start_size)
     if recorder is not None:
         results["curves"] = as_curves(recorder.rows)
-        results["data_hash"] = recorder.data_hash if outcome == "finished" or recorder.saw_enough else ""
+        results["data_hash"] = recorder.data_hash(outcome == "finished")
         results.setdefault("timings", _timings(recorder, 0, began))
-    return RunRecord.of(spec, outcome, error=error, **results)  # type: ignore[arg-type]
+    record = RunRecord.of(spec, outcome, error=error, **results)
+    return record, {} if recorder is None else recorder.checkpoints
 
 
 def _metrics(
@@ -109,21 +97,23 @@ def _metrics(
     options: dict[str, Any] = {"datamodule": data, "weights_only": True, "verbose": False}
     path = str(recorder.checkpoints["last"])
     if not last:
-        last = _floats(trainer.validate(module, ckpt_path=path, **options))
-    last |= _floats(trainer.test(module, ckpt_path=path, **options))
+        last = plain_metrics(trainer.validate(module, ckpt_path=path, **options))
+    last |= plain_metrics(trainer.test(module, ckpt_path=path, **options))
     if recorder.best_step in (steps, None):
         found = {"best": dict(last), "last": last}
     else:
-        tested = _floats(trainer.test(module, ckpt_path=str(best), **options))
+        tested = plain_metrics(trainer.test(module, ckpt_path=str(best), **options))
         found = {"best": recorder.best_metrics | tested, "last": last}
-    for state, metrics in found.items():
-        name = (monitored(metrics) or "val/loss").replace("val/", "test/")
-        if not math.isfinite(metrics.get(name, 0.0)):
-            raise DivergenceError(f"{name} of the {state} state is {metrics[name]}")
+    check_tested(found)
     return found
 
 
-def _floats(results: Any) -> dict[str, float]:
+def plain_metrics(results: Any) -> dict[str, float]:
+    """What ``Trainer.validate`` or ``test`` gave, as numbers by name.
+
+    Args:
+        results: a list of mappings.
+    """
     return {name: float(value) for result in results for name, value in result.items()}
 
 
@@ -132,16 +122,6 @@ def _timings(recorder: Recorder, steps: int, began: float) -> dict[str, float]:
     if steps:
         timings["seconds_per_step"] = recorder.clock.seconds / steps
     return timings
-
-
-def _by_divergence(error: Exception, module: L.LightningModule | None, recorder: Recorder) -> bool:
-    """Whether an error is how a diverged model shows: linear algebra and quadrature refuse it before a loss is NaN."""
-    if isinstance(error, ArithmeticError | torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-        return True
-    if module is None or recorder.start_size is None:
-        return False
-    size = largest_weight(module)
-    return not size <= _BLOWN_UP * max(1.0, recorder.start_size)
 
 
 def versions() -> dict[str, str]:
@@ -184,21 +164,3 @@ def _interrupts_pass() -> Iterator[None]:
         if main:
             signal.signal(signal.SIGINT, handler)
         raise KeyboardInterrupt from leaving
-
-
-def _empty_folder(folder: Path) -> Path:
-    """A new folder beside this one; those that a killed process left there are removed."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f".{folder.name}.*"):
-        _remove(left)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    temporary.mkdir()
-    return temporary
-
-
-def _files(record: RunRecord) -> list[tuple[str, str]]:
-    return sorted(record.checkpoints.items())
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

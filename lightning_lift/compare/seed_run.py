@@ -2,8 +2,8 @@
 
 import copy
 import math
-import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,15 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lightning_lift.compare.build import make, make_reference
+from lightning_lift.compare.build import make, make_reference, trained_numbers
+from lightning_lift.compare.folders import keep
 from lightning_lift.compare.hashing import HASHED_BATCHES, data_hash, start_hash
-from lightning_lift.compare.observers import as_curves, monitored, weight_statistics
-from lightning_lift.compare.record import Outcome, RunRecord, RunSpec
-from lightning_lift.compare.run import versions
-from lightning_lift.diagnostics.latent_step import latent_of, latent_step
+from lightning_lift.compare.outcomes import DivergenceError, check_tested, ending, largest_weight
+from lightning_lift.compare.record import Outcome, RunRecord, RunSpec, monitored
+from lightning_lift.compare.recorder import as_curves, weight_readings
+from lightning_lift.compare.run import plain_metrics, versions
+from lightning_lift.compare.stacking import NotVectorizable
+from lightning_lift.diagnostics.latent_step import latent_of
 from lightning_lift.modules import ConvexModule, ConvexPotentialFlow
 
 
@@ -31,6 +34,9 @@ class SeedRun:
     Attributes:
         module: to be trained by others.
         settings: of the ``Trainer``.
+
+    Raises:
+        NotVectorizable: its module is no task on convex networks.
     """
 
     module: ConvexModule
@@ -41,9 +47,10 @@ class SeedRun:
         self.checkpoint_every = checkpoint_every
         reference = make_reference(spec)
         module, self.data, self.settings = make(spec)
-        assert isinstance(module, ConvexModule)
+        if not isinstance(module, ConvexModule):
+            raise NotVectorizable(f"{type(module).__name__} is no task on convex networks")
         self.module = module
-        self.num_parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        self.num_parameters = trained_numbers(module)
         # Whatever the configuration trains on, seeds that train at once do so on the processor.
         settings = self.settings | {"callbacks": None, "accelerator": "cpu", "devices": 1, "default_root_dir": folder}
         self.trainer = L.Trainer(**settings)
@@ -52,7 +59,8 @@ class SeedRun:
         self.rows: list[dict[str, float]] = []
         self.checkpoints: dict[str, Path] = {}
         self._metrics: dict[str, dict[str, float]] = {}
-        self._start_hash, self._data_hash = start_hash(module, reference), ""
+        self._start_hash = start_hash(module, reference)
+        self._start_size = math.nan
         self._seen: list[Tensor] = []
         self._fixed: Tensor | None = None
         self._before: Tensor | None = None
@@ -85,6 +93,7 @@ class SeedRun:
         module.parameterization.project_()
         module.train()
         self._batches = _forever(data)
+        self._start_size = largest_weight(module)
 
     def next_batch(self) -> Tensor:
         """The next training batch, shape (N, D), in the module's precision."""
@@ -93,7 +102,6 @@ class SeedRun:
             self._fixed = batch
         if len(self._seen) < HASHED_BATCHES:
             self._seen.append(batch)
-            self._data_hash = data_hash(self._seen)
         return batch
 
     # -- looks ------------------------------------------------------------------------------------------------------
@@ -101,7 +109,8 @@ class SeedRun:
     def before_step(self) -> None:
         """Takes the latent before the step that a look will follow."""
         assert self._fixed is not None
-        self._before = latent_of(self.module, self._fixed)
+        with self._ending_alone():
+            self._before = latent_of(self.module, self._fixed)
 
     def look(self, step: int, seconds: float, loss: float) -> None:
         """Measures and validates after an optimizer step.
@@ -111,12 +120,14 @@ class SeedRun:
             seconds: of training so far.
             loss: of the step's batch.
         """
-        assert self._fixed is not None
         row = {"step": float(step), "seconds": seconds, "train/loss": loss}
         self.rows.append(row)
-        latent = latent_of(self.module, self._fixed)
-        row |= weight_statistics(self.module.parameterization, latent)
-        row["latent/step"] = math.nan if self._before is None else latent_step(self._before, latent)["rms"]
+        with self._ending_alone():
+            self._look(row, step)
+
+    def _look(self, row: dict[str, float], step: int) -> None:
+        assert self._fixed is not None
+        row |= weight_readings(self.module, self._fixed, self._before)
         self._before = None
         values = self._validate()
         row |= values
@@ -124,8 +135,8 @@ class SeedRun:
         if name is None:
             return
         if not math.isfinite(values[name]):
-            self.stop("diverged", f"{name} is {values[name]} at step {step}")
-        elif values[name] < self._best:
+            raise DivergenceError(f"{name} is {values[name]} at step {step}")
+        if values[name] < self._best:
             self._best, self._best_step = values[name], step
             self._metrics["best"] = values
             self._best_state = copy.deepcopy(self.module.state_dict())
@@ -133,26 +144,30 @@ class SeedRun:
     def diverge(self, step: int, seconds: float, loss: float) -> None:
         """Ends the run at a training loss that is not finite."""
         self.rows.append({"step": float(step), "seconds": seconds, "train/loss": loss})
-        self.stop("diverged", f"the training loss is {loss} at step {step}")
+        self.fail(DivergenceError(f"the training loss is {loss} at step {step}"))
 
-    def stop(self, outcome: Outcome, error: str) -> None:
-        """Ends the run.
+    def fail(self, error: Exception) -> None:
+        """Ends the run; whether it has diverged or failed is decided as in a separate run.
 
         Args:
-            outcome: how.
             error: what happened.
         """
-        self.outcome, self.error = outcome, error
+        self.outcome, self.error = ending(error, self.module, self._start_size)
         self._best_state = {}
 
+    @contextmanager
+    def _ending_alone(self) -> Iterator[None]:
+        """What goes wrong in one seed's own part does not stop the others."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(error)
+
     def _validate(self) -> dict[str, float]:
-        self._calibrate()
+        self.module.calibrate()
         results = self.trainer.validate(self.module, datamodule=self.data, verbose=False)
         self.module.train()
-        return _floats(results)
-
-    def _calibrate(self) -> None:
-        self.module.calibrate()
+        return plain_metrics(results)
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -180,12 +195,16 @@ class SeedRun:
 
     def finish(self) -> None:
         """Tests the last state and the best one."""
+        with self._ending_alone():
+            self._finish()
+            self.outcome = "finished"
+
+    def _finish(self) -> None:
         steps = self.spec.steps
-        module = self.module
         row = self.rows[-1] if self.rows and self.rows[-1]["step"] == steps else {}
         last = {name: value for name, value in row.items() if name.startswith("val/")}
         last = last or self._validate()
-        self._calibrate()
+        self.module.calibrate()
         self._save("last", steps)
         last |= self._test()
         self._metrics["last"] = last
@@ -193,20 +212,14 @@ class SeedRun:
             self._save("best", steps)
             self._metrics["best"] = dict(last)
         else:
-            module.load_state_dict(self._best_state)
+            self.module.load_state_dict(self._best_state)
             self._save("best", self._best_step)
             self._metrics["best"] = self._metrics["best"] | self._test()
         self._best_state = {}
-        for state in ("best", "last"):
-            metrics = self._metrics[state]
-            name = (monitored(metrics) or "val/loss").replace("val/", "test/")
-            if not math.isfinite(metrics.get(name, 0.0)):
-                self.stop("diverged", f"{name} of the {state} state is {metrics[name]}")
-                return
-        self.outcome = "finished"
+        check_tested(self._metrics)
 
     def _test(self) -> dict[str, float]:
-        return _floats(self.trainer.test(self.module, datamodule=self.data, verbose=False))
+        return plain_metrics(self.trainer.test(self.module, datamodule=self.data, verbose=False))
 
     def record(self, timings: dict[str, float], directory: Path) -> RunRecord:
         """The record; the folder of checkpoints takes its place where the run finished and is final.
@@ -216,24 +229,21 @@ class SeedRun:
             directory: of the comparison.
         """
         assert self.outcome is not None
+        finished = self.outcome == "finished"
         kept: dict[str, str] = {}
-        if self.outcome == "finished" and self.spec.purpose == "final":
-            folder = directory / "checkpoints" / self.spec.key
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed between its folder and its record
-            self.folder.replace(folder)
-            names = sorted(self.checkpoints.items())
-            kept = {name: str((folder / path.name).relative_to(directory)) for name, path in names}
+        if finished and self.spec.purpose == "final":
+            kept = keep(self.folder, directory, self.spec.key, self.checkpoints)
         return RunRecord.of(
             self.spec,
             self.outcome,
             error=self.error,
             engine="vectorized",
-            metrics=self._metrics if self.outcome == "finished" else {},
+            metrics=self._metrics if finished else {},
             curves=as_curves(self.rows),
             timings=timings,
             num_parameters=self.num_parameters,
             start_hash=self._start_hash,
-            data_hash=self._data_hash,
+            data_hash=data_hash(self._seen) if finished or len(self._seen) == HASHED_BATCHES else "",
             checkpoints=kept,
             versions=versions(),
         )
@@ -243,7 +253,3 @@ def _forever(data: L.LightningDataModule) -> Iterator[Tensor]:
     loader = data.train_dataloader()
     while True:
         yield from loader
-
-
-def _floats(results: Any) -> dict[str, float]:
-    return {name: float(value) for result in results for name, value in result.items()}

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-NONE = "–"  # noqa: RUF001 - the dash of an empty cell
+from lightning_lift.compare.wording import NONE
 
 # Of the trainer's settings those that change what is trained or how exactly.
 _TRAINING = (

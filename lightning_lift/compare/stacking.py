@@ -1,7 +1,8 @@
 """Several modules of one kind whose parameters are slices of stacked tensors, trained by one optimizer."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import torch
@@ -33,6 +34,18 @@ class NotVectorizable(Exception):  # noqa: N818  # no error: the runs are done o
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+@contextmanager
+def said_plainly() -> Iterator[None]:
+    """What ``torch.func.vmap`` cannot take is no fault but a ``NotVectorizable``."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if "vmap" not in text and "functorch" not in text and "data-dependent" not in text:
+            raise
+        raise NotVectorizable(f"torch.func.vmap cannot take it ({text.splitlines()[0][:160]})") from error
 
 
 class SeedStack:

@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_lift.compare.readings import ArmRuns, Axis, Checkpoint, Comparison, lower_is_better, plain_name
+from lightning_lift.compare.readings import Axis, Checkpoint, Comparison, lower_is_better
 from lightning_lift.compare.settings_text import (
-    NONE,
     class_and_arguments,
     data_text,
     network_text,
@@ -14,6 +13,7 @@ from lightning_lift.compare.settings_text import (
     trainer_text,
 )
 from lightning_lift.compare.statistics import Description, PairedDifference, describe
+from lightning_lift.compare.wording import NONE, capital, number, p_text, plain_name, ranges, rate_text, with_error
 
 
 @dataclass(frozen=True)
@@ -36,44 +36,6 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"a row of {self.title!r} has {len(row)} cells under {len(self.columns)} heads: {row}")
-
-
-def number(value: float, digits: int = 3) -> str:
-    """A number to so many significant digits; a dash for NaN.
-
-    Args:
-        value: any float.
-        digits: significant ones.
-    """
-    if math.isnan(value):
-        return NONE
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    if value == 0.0:
-        return "0"
-    size = math.floor(math.log10(abs(value)))
-    if not -4 <= size < 6:
-        return f"{value:.{digits - 1}e}"
-    return f"{value:.{max(0, digits - 1 - size)}f}"
-
-
-def with_error(value: float, error: float) -> str:
-    """``value ± error``, both to the error's second significant digit."""
-    # Equal numbers have a standard deviation of rounding errors.
-    if not math.isfinite(error) or not math.isfinite(value) or error <= 1e-12 * abs(value):
-        return number(value, 4)
-    size = math.floor(math.log10(error))
-    if size < -6 or size >= 5:
-        return f"{number(value, 4)} ± {number(error, 2)}"
-    places = max(0, 1 - size)
-    return f"{value:.{places}f} ± {error:.{places}f}"
-
-
-def p_text(value: float) -> str:
-    """A p-value; a dash for NaN."""
-    if math.isnan(value):
-        return NONE
-    return f"{value:.1e}" if value < 1e-3 else f"{value:.3f}"
 
 
 def arms_table(comparison: Comparison) -> Table:
@@ -107,7 +69,7 @@ def common_table(comparison: Comparison) -> Table:
             rows += [[f"{part} ({label})", described] for label, described in by_arm.items()]
     finals = [record for arm in comparison.arms for record in arm.finals.values()]
     rows.append(["steps", ", ".join(f"{steps:,}" for steps in sorted({record.steps for record in finals})) or NONE])
-    rows.append(["seeds", f"{len(comparison.seeds)} ({_ranges(comparison.seeds)})" if finals else NONE])
+    rows.append(["seeds", f"{len(comparison.seeds)} ({ranges(comparison.seeds)})" if finals else NONE])
     rows.append(["engine", ", ".join(sorted({record.engine for record in finals})) or NONE])
     return Table("What all arms share", ["", "setting"], rows)
 
@@ -132,7 +94,7 @@ def results_table(comparison: Comparison, metric: str) -> Table:
 
 def within_table(comparison: Comparison, axis: Axis) -> Table:
     """The validation metrics as far as all arms come in steps or seconds."""
-    metrics = headline_curves(comparison)
+    metrics = comparison.headline_curves
     rows = []
     values = {metric: comparison.values_within(axis, metric) for metric in metrics}
     for arm in comparison.arms:
@@ -204,7 +166,7 @@ def errors_table(comparison: Comparison) -> Table | None:
             )
             found.setdefault(kind, []).append(record.seed)
     rows = [
-        [arm, purpose, end, _ranges(sorted(set(seeds))), error] for (arm, purpose, end, error), seeds in found.items()
+        [arm, purpose, end, ranges(sorted(set(seeds))), error] for (arm, purpose, end, error), seeds in found.items()
     ]
     return Table("Runs that did not finish", ["arm", "purpose", "outcome", "seeds", "error"], rows) if rows else None
 
@@ -214,7 +176,7 @@ def tuning_table(comparison: Comparison) -> Table:
     rows = []
     for arm in comparison.arms:
         chosen = {record.learning_rate for record in arm.finals.values()}
-        for rate, values, runs in tuning_curve(comparison, arm):
+        for rate, values, runs in comparison.tuned(arm):
             found = describe(values)
             rows.append(
                 [
@@ -231,19 +193,21 @@ def tuning_table(comparison: Comparison) -> Table:
 
 def cost_table(comparison: Comparison) -> Table:
     """Seconds and parameters by arm, and the ratio of a step to the cheapest arm's."""
-    per_step = {arm.label: seconds_per_step(arm) for arm in comparison.arms}
+    per_step = {arm.label: arm.step_seconds for arm in comparison.arms}
     cheapest = min((seconds for seconds, _ in per_step.values() if math.isfinite(seconds)), default=math.nan)
     rows = []
     for arm in comparison.arms:
         seconds, source = per_step[arm.label]
         sizes = sorted({record.num_parameters for record in arm.finals.values()})
+        # Not by the curves: a run may go on after its last look.
+        whole = seconds * describe([record.steps for record in arm.finished.values()]).median
         rows.append(
             [
                 arm.label,
                 f"{number(1000.0 * seconds)} ms" if math.isfinite(seconds) else NONE,
                 number(seconds / cheapest, 2) if math.isfinite(seconds) else NONE,
                 source,
-                f"{number(arm.total_seconds)} s" if math.isfinite(arm.total_seconds) else NONE,
+                f"{number(whole)} s" if math.isfinite(whole) else NONE,
                 ", ".join(f"{size:,}" for size in sizes if size) or NONE,
             ]
         )
@@ -271,49 +235,6 @@ def versions_table(comparison: Comparison) -> Table:
     return Table("Versions", ["package", "version"], rows)
 
 
-def headline_curves(comparison: Comparison) -> list[str]:
-    """Validation curves that are tested and drawn: the monitored one, and total variation where it is measured."""
-    curves = comparison.curves("val/")
-    return [name for name in dict.fromkeys([comparison.monitor, "val/total_variation"]) if name in curves]
-
-
-def tuning_curve(comparison: Comparison, arm: ArmRuns) -> list[tuple[float | None, list[float], int]]:
-    """By rate, ascending: the best validation metric of each finished tuning run, and the number of runs."""
-    rates: dict[float | None, list[float]] = {}
-    runs: dict[float | None, int] = {}
-    monitor = comparison.monitor
-    for record in arm.tunings:
-        rates.setdefault(record.learning_rate, [])
-        runs[record.learning_rate] = runs.get(record.learning_rate, 0) + 1
-        looks = [value for value in record.curves.get(monitor, ()) if math.isfinite(value)]
-        value = record.metrics.get("best", {}).get(monitor, min(looks, default=math.nan))
-        if record.outcome == "finished" and math.isfinite(value):
-            rates[record.learning_rate].append(float(value))
-    return [(rate, rates[rate], runs[rate]) for rate in sorted(rates, key=lambda rate: rate or 0.0)]
-
-
-def seconds_per_step(arm: ArmRuns) -> tuple[float, str]:
-    """Of the timing run, else the median of the finished runs, and where the number is from."""
-    if arm.seconds_per_step is not None:
-        return arm.seconds_per_step, "alone, in a run for that"
-    found = [record.timings.get("seconds_per_step", math.nan) for record in arm.finished.values()]
-    known = [value for value in found if math.isfinite(value)]
-    if not known:
-        return math.nan, NONE
-    shared = any(record.engine == "vectorized" for record in arm.finished.values())
-    return describe(known).median, "share of a batch of seeds" if shared else "beside other runs"
-
-
-def rate_text(rate: float | None) -> str:
-    """A learning rate, or that the configuration's own is used."""
-    return "the configuration's" if rate is None else f"{rate:g}"
-
-
-def capital(text: str) -> str:
-    """With its first letter large, the others as they are."""
-    return text[:1].upper() + text[1:]
-
-
 _POINTS: tuple[Checkpoint, Checkpoint] = ("best", "last")
 
 
@@ -326,14 +247,3 @@ def _described(found: Description) -> list[str]:
     digits = 3 if spread <= 1e-12 * size else min(9, 3 + math.floor(math.log10(size / spread)))
     median, low, high = (number(one, digits) for one in (found.median, found.low_quartile, found.high_quartile))
     return [with_error(found.mean, found.standard_error), f"{median} [{low}, {high}]"]
-
-
-def _ranges(seeds: Sequence[int]) -> str:
-    """``0-4, 7`` of 0, 1, 2, 3, 4, 7."""
-    parts: list[list[int]] = []
-    for seed in seeds:
-        if parts and seed == parts[-1][-1] + 1:
-            parts[-1].append(seed)
-        else:
-            parts.append([seed])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)

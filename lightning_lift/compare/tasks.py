@@ -2,12 +2,13 @@
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lightning_lift.compare.record import RecordStore, RunRecord, RunSpec
+from lightning_lift.compare.stacking import NotVectorizable
 
 Progress = Callable[[float], None]  # share of a task that is done
 
@@ -31,11 +32,6 @@ class Task:
         rate = "the configuration's rate" if first.learning_rate is None else f"lr {first.learning_rate:g}"
         seeds = f"seed {first.seed}" if len(self.specs) == 1 else f"{len(self.specs)} seeds from {first.seed}"
         return f"{first.purpose} {first.arm}, {rate}, {seeds}"
-
-    @property
-    def run_steps(self) -> int:
-        """Optimizer steps of all its runs together."""
-        return sum(spec.steps for spec in self.specs)
 
 
 @dataclass(frozen=True)
@@ -101,11 +97,21 @@ def execute(task: Task, work: Work, progress: Progress | None = None) -> Result:
             records.append(record)
         return Result(tuple(records))
     except Exception as error:
-        said = str(error) if type(error).__name__ == "NotVectorizable" else f"{type(error).__name__}: {error}"
+        said = str(error) if isinstance(error, NotVectorizable) else f"{type(error).__name__}: {error}"
         note = f"{missing[0].arm}: its seeds were trained one after another, not at once: {said}"
     done = {record.key for record in records}
     left = [spec for spec in missing if spec.key not in done]
     return Result((*records, *_one_by_one(left, work, progress)), (note,))
+
+
+def task_cost(seconds_per_step: Mapping[str, float]) -> Callable[[Task], float]:
+    """How long tasks take relative to each other: their steps, weighted by their arms' measured seconds.
+
+    Args:
+        seconds_per_step: by arm, where measured; an arm without counts as the mean of the others.
+    """
+    usual = sum(seconds_per_step.values()) / len(seconds_per_step) if seconds_per_step else 1.0
+    return lambda task: sum(spec.steps for spec in task.specs) * seconds_per_step.get(task.specs[0].arm, usual)
 
 
 def failed(spec: RunSpec, error: str) -> RunRecord:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_lift.compare.record import RunRecord
+from lightning_lift.compare.record import MONITORED, RunRecord, monitored
 
 FIRST_TUNING_SEED = 1000
 RULE = (
@@ -74,7 +74,7 @@ def choose(records: Sequence[RunRecord]) -> Choice:
             f"a learning rate is chosen from the tuning runs of one arm, and these are of {sorted(labels)}."
         )
     arm = labels.pop()
-    metric = _metric(records)
+    metric = monitored({name for record in records for name in record.metrics.get("best", {})}) or MONITORED[-1]
     groups: dict[float, list[RunRecord]] = {}
     for record in sorted(records, key=lambda record: (record.learning_rate or 0.0, record.seed)):
         groups.setdefault(record.learning_rate or 0.0, []).append(record)
@@ -106,8 +106,3 @@ def validation(record: RunRecord, metric: str) -> float | None:
     """
     value = record.metrics.get("best", {}).get(metric, math.nan)
     return value if record.outcome == "finished" and math.isfinite(value) else None
-
-
-def _metric(records: Sequence[RunRecord]) -> str:
-    """``val/nll`` where any run logs it, else ``val/loss``, as in the choice of the best checkpoint."""
-    return "val/nll" if any("val/nll" in record.metrics.get("best", {}) for record in records) else "val/loss"

@@ -1,9 +1,8 @@
 """All seeds of an arm trained at once: one stacked optimizer, one pass of the task under ``vmap``."""
 
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +11,14 @@ import torch
 
 from datamodules.loading import BatchLoader
 from lightning_lift.compare.build import count_parameters
-from lightning_lift.compare.observers import Clock
+from lightning_lift.compare.folders import checkpoint_folder
 from lightning_lift.compare.record import RunRecord, RunSpec
+from lightning_lift.compare.recorder import Clock
 from lightning_lift.compare.run import quiet
 from lightning_lift.compare.seed_run import SeedRun
-from lightning_lift.compare.stacked_loss import stacked_loss
+from lightning_lift.compare.stacked_energy import EnergyLoss
+from lightning_lift.compare.stacked_flow import flow_loss
+from lightning_lift.compare.stacked_loss import Core, StackedLoss
 from lightning_lift.compare.stacking import NotVectorizable, SeedStack, make_optimizer
 from lightning_lift.modules import ConvexModule, ConvexPotentialFlow, LogConcaveEBM
 
@@ -121,15 +123,13 @@ def iterate_vectorized(
 def _train(
     specs: Sequence[RunSpec], directory: Path, checkpoint_every: int | None, progress: Callable[[float], None]
 ) -> list[RunRecord]:
-    folders = [directory / "checkpoints" / f".{spec.key}.{os.getpid()}" for spec in specs]
-    try:
-        for folder, spec in zip(folders, specs, strict=True):
-            for left in folder.parent.glob(f".{spec.key}.*"):  # of a killed process
-                shutil.rmtree(left, ignore_errors=True)
-            folder.mkdir(parents=True)
+    with ExitStack() as folders:
         began = time.perf_counter()
         _check_settings(specs[0])
-        seeds = [SeedRun(spec, folder, checkpoint_every) for spec, folder in zip(specs, folders, strict=True)]
+        seeds = [
+            SeedRun(spec, folders.enter_context(checkpoint_folder(directory, spec.key)), checkpoint_every)
+            for spec in specs
+        ]
         clock = Clock()
         steps = _fit(seeds, clock, progress)
         for seed in seeds:
@@ -142,9 +142,6 @@ def _train(
             "seconds_per_step": clock.seconds / count / max(steps, 1),
         }
         return [seed.record(dict(timings), directory) for seed in seeds]
-    finally:
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _fit(seeds: Sequence[SeedRun], clock: Clock, progress: Callable[[float], None]) -> int:
@@ -160,7 +157,7 @@ def _fit(seeds: Sequence[SeedRun], clock: Clock, progress: Callable[[float], Non
         "value" if first.settings.get("gradient_clip_algorithm") == "value" else "norm"
     )
     stack = SeedStack([seed.module for seed in seeds])
-    loss = stacked_loss(stack)
+    loss = _stacked_loss(stack, first.module)
     optimizer, scheduler = make_optimizer(first.module, stack.trained)
     for step in range(1, steps + 1):
         looks = step % every == 0
@@ -191,7 +188,7 @@ def _fit(seeds: Sequence[SeedRun], clock: Clock, progress: Callable[[float], Non
             if not seed.alive:
                 continue
             if index in loss.errors:
-                seed.stop("failed", f"RuntimeError: {loss.errors[index]}")
+                seed.fail(RuntimeError(loss.errors[index]))
             elif not abs(value) < float("inf"):
                 seed.diverge(step, seconds, value)
             else:
@@ -236,9 +233,7 @@ def _check_settings(spec: RunSpec) -> None:
         raise NotVectorizable("its looks are not counted in steps")
 
 
-def _check_module(module: L.LightningModule) -> None:
-    if not isinstance(module, ConvexModule):
-        raise NotVectorizable(f"{type(module).__name__} is no task on convex networks")
+def _check_module(module: ConvexModule) -> None:
     kind = type(module)
     for name in _HOOKS:
         if getattr(kind, name) is not getattr(L.LightningModule, name):
@@ -253,3 +248,11 @@ def _check_module(module: L.LightningModule) -> None:
 def _check_loader(data: L.LightningDataModule) -> None:
     if not isinstance(data.train_dataloader(), BatchLoader):
         raise NotVectorizable(f"{type(data).__name__} draws its batches from the run's own random numbers")
+
+
+def _stacked_loss(stack: SeedStack, module: ConvexModule) -> StackedLoss:
+    if isinstance(module, ConvexPotentialFlow):
+        return flow_loss(stack, module)
+    if isinstance(module, LogConcaveEBM):
+        return EnergyLoss(stack, module)
+    return StackedLoss(stack, Core(module))

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_lift.diagnostics.cross_covariance import CrossCovarianceResult, Reading, read_cross_covariance
+from lightning_lift.diagnostics.cross_covariance import ROUNDOFF, CrossCovarianceResult, Reading
 from lightning_lift.diagnostics.gram import centred, paired_gram
 from lightning_lift.diagnostics.latent_hessian import hessian_products
-from lightning_lift.diagnostics.probe import Probed, ProbeRows, collect
+from lightning_lift.diagnostics.probe import Probed, ProbeRows, collect, read_probe
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,8 @@ def architecture_reading(
     """
     batches = list(batches)
     rows = collect(module, batches)
-    options = (rows.objective_gradients, num_permutations, seed)
-    slack = None
-    if rows.slack_gradients is not None:
-        slack = read_cross_covariance(rows.latents, rows.slack_gradients, *options)
-    probe = CrossCovarianceResult(read_cross_covariance(rows.latents, rows.gradients, *options), slack)
     movement = followed_movement(module, batches, rows, num_permutations, seed)
-    return ArchitectureReading(probe, movement, window)
+    return ArchitectureReading(read_probe(rows, num_permutations, seed), movement, window)
 
 
 def followed_movement(
@@ -132,7 +127,7 @@ def followed_movement(
     """
     moved = centred(rows.latents)
     # Latents that differ in their last digits only are still: what reads round-off zero has no movement to follow.
-    if float(moved.norm()) <= 1e-6 * float(rows.latents.double().norm()):
+    if float(moved.norm()) <= ROUNDOFF * float(rows.latents.double().norm()):
         return None
     mean = rows.latents.double().mean(0).to(rows.latents.dtype)
     jitter = hessian_products(module, batches, mean, moved.to(mean.dtype))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_COLUMNS = 1 << 16  # float64 copies of 64 rows then take 32 MiB each, whatever d is
+COLUMNS = 1 << 16  # float64 copies of 64 rows then take 32 MiB each, whatever d is
 
 
 class PermutationNull(NamedTuple):
@@ -166,7 +166,7 @@ def paired_gram(left: Tensor, right: Tensor, times: Tensor | None = None) -> Pai
         if times.shape != (size,) or bool((times == times[0]).all()):
             raise ValueError(f"times of shape {tuple(times.shape)} for {size} rows: give one a row, not all the same.")
     grams = torch.zeros(3, size, size, dtype=torch.float64)
-    for a, b in zip(torch.split(left, _COLUMNS, 1), torch.split(right, _COLUMNS, 1), strict=True):
+    for a, b in zip(torch.split(left, COLUMNS, 1), torch.split(right, COLUMNS, 1), strict=True):
         a, b = centred(a, times), centred(b, times)
         grams += torch.stack([a @ a.T, b @ b.T, a @ b.T])
     return PairedGram(grams[0], grams[1], grams[2], times)
@@ -174,7 +174,7 @@ def paired_gram(left: Tensor, right: Tensor, times: Tensor | None = None) -> Pai
 
 def frobenius_norm(rows: Tensor) -> float:
     """|rows|_F in float64, a block of columns at a time."""
-    return math.sqrt(sum(part.cpu().double().square().sum().item() for part in torch.split(rows, _COLUMNS, 1)))
+    return math.sqrt(sum(part.cpu().double().square().sum().item() for part in torch.split(rows, COLUMNS, 1)))
 
 
 def centred(rows: Tensor, times: Tensor | None = None) -> Tensor:

@@ -35,7 +35,8 @@ def latent_of(module: Probed, batch: Tensor) -> Tensor:
     batch = batch.to(device)
     with undisturbed(module), torch.no_grad(), torch.autocast(device_type=device.type, enabled=False):
         module.train()
-        parameterization.latent(batch.flip(0))  # one that conditions on the batch before must see the same one each time
+        # A lift that conditions on the batch before must see the same one before it each time.
+        parameterization.latent(batch.flip(0))
         return parameterization.latent(batch).detach().clone()
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from lightning_lift.diagnostics.cross_covariance import CrossCovarianceResult, read_cross_covariance
+from lightning_lift.diagnostics.cross_covariance import CrossCovarianceResult, Reading, read_cross_covariance
 from lightning_lift.parameterizations.base import Parameterization
 
 
@@ -137,8 +137,6 @@ def probe_cross_covariance(
 ) -> CrossCovarianceResult:
     """Collects the rows and reads both cross-covariances.
 
-    The objective part is the same for both readings: the slack moves the latent one to one.
-
     Args:
         module: see ``collect``.
         batches: see ``collect``.
@@ -148,13 +146,28 @@ def probe_cross_covariance(
     Raises:
         ValueError: fewer than three batches, or a model that has diverged.
     """
-    rows = collect(module, batches)
-    latents, at_mean = rows.latents, rows.objective_gradients
-    latent_gradient = read_cross_covariance(latents, rows.gradients, at_mean, num_permutations, seed)
-    slack = None
-    if rows.slack_gradients is not None:
-        slack = read_cross_covariance(latents, rows.slack_gradients, at_mean, num_permutations, seed)
-    return CrossCovarianceResult(latent_gradient, slack)
+    return read_probe(collect(module, batches), num_permutations, seed)
+
+
+def read_probe(rows: ProbeRows, num_permutations: int = 200, seed: int = 0) -> CrossCovarianceResult:
+    """Reads both cross-covariances from the rows of a probe.
+
+    The objective part is the same for both readings: the slack moves the latent one to one.
+
+    Args:
+        rows: what ``collect`` gave.
+        num_permutations: shuffles of the permutation null.
+        seed: of the shuffles.
+
+    Raises:
+        ValueError: fewer than three rows, or a model that has diverged.
+    """
+
+    def read(gradients: Tensor) -> Reading:
+        return read_cross_covariance(rows.latents, gradients, rows.objective_gradients, num_permutations, seed)
+
+    slack = rows.slack_gradients
+    return CrossCovarianceResult(read(rows.gradients), None if slack is None else read(slack))
 
 
 def _row(module: Probed, batch: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -1,4 +1,4 @@
-"""The shoulder of a readout: latents whose weight hardly moves. Pure functions on tensors.
+"""The shoulder of a readout: latents whose weight hardly moves.
 
 The shoulder is {latent : psi'(latent) <= 0.05}: there the gradient that reaches the latent is at most a twentieth of
 the one that reaches the weight (arXiv 2605.24274). Projected weights have no readout, hence no shoulder; their
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_lift.parameterizations.base import Parameterization
 from lightning_lift.parameterizations.readouts import Readout
 
 SHOULDER_SLOPE = 0.05
@@ -78,6 +79,29 @@ def floor_mask(weights: Tensor, floor: float = 0.0) -> Tensor:
     """
     # In the weights' own dtype: a floor such as 1e-8 is not a float32 number, and the projection stored its rounding.
     return weights.detach() <= torch.tensor(floor, dtype=weights.dtype, device=weights.device)
+
+
+def inside_mask(parameterization: Parameterization, latent: Tensor, slope: float = SHOULDER_SLOPE) -> Tensor:
+    """Which weights are on the shoulder, or, where there is no readout and so no shoulder, at the floor.
+
+    At the floor are the weights of evaluation: those of ADMM are free in training and never exactly there.
+
+    Args:
+        parameterization: bound.
+        latent: shape (d,), in which the readout's slope is taken.
+        slope: the shoulder's slope psi'(latent).
+
+    Returns:
+        Boolean, shape (d,).
+    """
+    if parameterization.readout is None:
+        return floor_mask(parameterization.latent(), parameterization_floor(parameterization))
+    return shoulder_mask(parameterization.readout, latent, slope)
+
+
+def parameterization_floor(parameterization: Parameterization) -> float:
+    """The smallest weight that a parameterization without readout holds."""
+    return float(getattr(parameterization, "floor", 0.0))
 
 
 def exact_zero_fraction(weights: Tensor) -> float:

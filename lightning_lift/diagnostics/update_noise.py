@@ -22,11 +22,10 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from lightning_lift.diagnostics.gram import centred, jackknife_error
+from lightning_lift.diagnostics.gram import COLUMNS, centred, jackknife_error
 from lightning_lift.diagnostics.latent_hessian import hessian_products
 from lightning_lift.diagnostics.probe import Probed, ProbeRows, collect
 
-_COLUMNS = 1 << 16
 _PARTS = ("total", "objective", "coupling", "jitter", "remainder", "coupling_total")
 
 
@@ -175,7 +174,7 @@ def split_noise_trace(total: Tensor, objective: Tensor, jitter: Tensor) -> Noise
     """
     _check(total, objective, jitter)
     summed = torch.zeros(len(_PARTS), len(total), dtype=torch.float64)
-    for parts in zip(*(torch.split(rows, _COLUMNS, 1) for rows in (total, objective, jitter)), strict=True):
+    for parts in zip(*(torch.split(rows, COLUMNS, 1) for rows in (total, objective, jitter)), strict=True):
         summed += _products(*parts).sum(2)
     return _reading("trace", summed)
 

@@ -156,9 +156,8 @@ class LearnedCode(_WithoutBody):
     def _make_body(self, dim: int, like: Tensor) -> DeepSetsBody | None:
         body = DeepSetsBody(dim, self.body_widths).to(like)
         with torch.no_grad():
-            rows = torch.randn(
-                256, dim, generator=torch.Generator().manual_seed(0)
-            )  # the run's own draws stay the lift's
+            # A generator of its own: the run's draws stay those of the lift.
+            rows = torch.randn(256, dim, generator=torch.Generator().manual_seed(0))
             self.free_code = nn.Parameter(body(rows.to(like)).mean(0))
         return None
 

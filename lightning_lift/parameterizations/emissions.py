@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -184,9 +184,8 @@ def check_emission(kind: str, rank: int | None) -> None:
     Raises:
         ValueError: see above.
     """
-    known = ("dense", "low_rank", "row_column", "shared_basis")
-    if kind not in known:
-        raise ValueError(f"emission={kind!r} is not known; choose one of {', '.join(known)}.")
+    if kind not in get_args(EmissionName):
+        raise ValueError(f"emission={kind!r} is not known; choose one of {', '.join(get_args(EmissionName))}.")
     if rank is not None and kind not in _DEFAULT_RANKS:
         raise ValueError(f"emission_rank={rank} with emission={kind!r}: only low_rank and shared_basis have a rank.")
     if rank is not None and rank < 1:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_lift.parameterizations.body import DeepSetsBody, pooled_mean
+from lightning_lift.parameterizations.body import DeepSetsBody
 from lightning_lift.parameterizations.lift import Lift
 
 
@@ -28,11 +28,7 @@ class FrozenBatch(Lift):
             if batch is None:
                 return super()._training_summary(batch)  # which says what is missing
             self._frozen = joined_rows(batch.detach())
-        return self._frozen_summary(self._frozen)
-
-    def _frozen_summary(self, rows: Tensor) -> Tensor:
-        # Every process holds the rows of all: no communication, so that evaluation may differ between processes.
-        return _features(self._own_body, rows).mean(0)
+        return _summary(self._own_body, self._frozen)
 
     @property
     def reference_summary(self) -> Tensor:
@@ -41,7 +37,7 @@ class FrozenBatch(Lift):
         Raises:
             RuntimeError: there is no frozen batch, and no calibration either.
         """
-        return super().reference_summary if self._frozen is None else self._frozen_summary(self._frozen)
+        return super().reference_summary if self._frozen is None else _summary(self._own_body, self._frozen)
 
     @property
     def is_stale(self) -> bool:
@@ -101,11 +97,11 @@ class IndependentBatch(Lift):
     def _training_summary(self, batch: Tensor | None) -> Tensor:
         if batch is None:
             return super()._training_summary(batch)  # which says what is missing
+        rows = joined_rows(batch.detach())
         # By numbers, not by identity: diagnostics clone batches, and a resumed run has its own from a file.
-        if self._current is None or not same_rows(self._current, batch):
-            self._previous, self._current = self._current, batch.detach().clone()
-        rows = self._current if self._previous is None else self._previous
-        return pooled_mean(_features(self._own_body, rows))
+        if self._current is None or not same_rows(self._current, rows):
+            self._previous, self._current = self._current, rows
+        return _summary(self._own_body, self._current if self._previous is None else self._previous)
 
     def calibrate_state(self, state: dict[str, Any], prefix: str, batches: Iterable[Tensor]) -> None:
         """``calibrate`` for the weights in a state dictionary, changed in place; this module stays as it is.
@@ -118,7 +114,7 @@ class IndependentBatch(Lift):
         _calibrate_keeping_the_rest(super().calibrate_state, state, prefix, batches)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The last two batches beside the lift's state, for checkpoints."""
+        """The last two batches, the rows of all processes, beside the lift's state, for checkpoints."""
         return super().get_extra_state() | {"current": self._current, "previous": self._previous}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -157,10 +153,11 @@ def joined_rows(rows: Tensor) -> Tensor:
     return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
 
 
-def _features(body: DeepSetsBody, rows: Tensor) -> Tensor:
-    """Features (N, F) of rows (N, D) that may come from a checkpoint, on another device."""
+def _summary(body: DeepSetsBody, rows: Tensor) -> Tensor:
+    """Mean features (F,) of rows (N, D) of all processes, which may come from a checkpoint, on another device."""
+    # Every process holds them all: no communication, so that a resumed run needs but the file of one process.
     features: Tensor = body(rows.to(next(body.parameters())))
-    return features
+    return features.mean(0)
 
 
 def _calibrate_keeping_the_rest(

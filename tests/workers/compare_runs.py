@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lightning_lift.callbacks._logging import whole_file
 from lightning_lift.compare.record import RunRecord, RunSpec
+from lightning_lift.compare.stacking import NotVectorizable
 
 MODULE = "tests.workers.compare_runs"
 
@@ -68,7 +69,3 @@ def record_of(spec: RunSpec, checkpoint: str = "") -> RunRecord:
         data_hash=f"data-{spec.seed}",
         checkpoints={"last": checkpoint} if checkpoint else {},
     )
-
-
-class NotVectorizable(ValueError):  # noqa: N818  # as the real one
-    """A module whose seeds cannot be trained at once."""

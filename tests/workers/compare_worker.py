@@ -5,7 +5,8 @@ from pathlib import Path
 
 from lightning_lift.compare.arms import parse_arms
 from lightning_lift.compare.build import read_config
-from lightning_lift.compare.comparison import PairedComparison, sole_user
+from lightning_lift.compare.comparison import PairedComparison
+from lightning_lift.compare.directory import sole_user
 from lightning_lift.compare.local_engine import LocalEngine
 from lightning_lift.compare.plan import Settings
 from lightning_lift.compare.progress import RunProgress

@@ -80,7 +80,7 @@ def synthetic_record(
         "latent/step": (rate * (3.0 if name == "Lift" else 1.0) * (0.3 + fall)).tolist(),
     }
     if name == "ProjectedGradient":
-        curves["weights/zero_fraction"] = (0.4 * (1 - fall)).tolist()
+        curves["zeros/fraction"] = (0.4 * (1 - fall)).tolist()
     else:
         curves["shoulder/occupancy"] = (shoulder + (0.36 - shoulder) * fall).tolist()
     metrics = {

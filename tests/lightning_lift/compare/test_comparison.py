@@ -16,7 +16,8 @@ from rich.console import Console
 
 from lightning_lift.compare.arms import parse_arms
 from lightning_lift.compare.build import read_config
-from lightning_lift.compare.comparison import PairedComparison, read_settings, sole_user
+from lightning_lift.compare.comparison import PairedComparison
+from lightning_lift.compare.directory import read_settings, sole_user
 from lightning_lift.compare.local_engine import Listener
 from lightning_lift.compare.plan import Settings
 from lightning_lift.compare.progress import RunProgress

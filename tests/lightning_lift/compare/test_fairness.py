@@ -44,6 +44,13 @@ def test_absent_hashes_are_no_agreement() -> None:
     assert not any("same network start" in note for note in notes)
 
 
+def test_a_run_that_is_not_there_yet_is_no_unknown_hash() -> None:
+    records = [record for record in synthetic_records(3) if not (record.arm == "lift" and record.seed == 1)]
+    notes = fairness(Comparison.of({}, records)).notes
+    assert not any("could not be checked" in note for note in notes)
+    assert any("same network start in each of 3 seeds" in note for note in notes)
+
+
 def test_missing_runs_are_counted_by_arm() -> None:
     records = [record for record in synthetic_records(4) if not (record.arm == "lift" and record.seed in (1, 2))]
     (text,) = missing_runs(Comparison.of(synthetic_settings(4), records))

@@ -91,16 +91,6 @@ def test_an_error_or_a_divergence_in_one_run_does_not_stop_the_rest(tmp_path: Pa
     assert diverged.outcome == "diverged" and good.outcome == "finished"
 
 
-def test_a_killed_worker_costs_one_retry_then_the_run_is_failed(tmp_path: Path, engine: LocalEngine) -> None:
-    specs = [spec("dies"), spec("a", 1), spec("a", 2)]
-    work, heard = work_in(tmp_path), Heard()
-    engine.run([Task((s,)) for s in specs], work, heard)
-    dead, *good = (work.store.read(s.key) for s in specs)
-    assert dead.outcome == "failed" and "killed by signal 9, SIGKILL, 2 times" in str(dead.error)
-    assert [record.outcome for record in good] == ["finished"] * 2
-    assert len(heard.said) == 2 and [key for key, *_ in calls(tmp_path)].count(specs[0].key) == 2
-
-
 def test_a_group_whose_worker_dies_is_retried_once_and_then_taken_apart(tmp_path: Path) -> None:
     work = work_in(tmp_path)
     group = Task(tuple(spec("a", seed) for seed in range(3)), vectorized=True)
@@ -138,6 +128,17 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, engine: LocalEngine) -> 
     work.store.write(record_of(group.specs[1]))
     engine.run([group], work, Heard())
     assert [key for key, *_ in calls(tmp_path)] == [group.specs[i].key for i in (0, 2, 3)]
+
+
+# The last of those with workers: others would wait for a new one.
+def test_a_killed_worker_costs_one_retry_then_the_run_is_failed(tmp_path: Path, engine: LocalEngine) -> None:
+    specs = [spec("dies"), spec("a", 1), spec("a", 2)]
+    work, heard = work_in(tmp_path), Heard()
+    engine.run([Task((s,)) for s in specs], work, heard)
+    dead, *good = (work.store.read(s.key) for s in specs)
+    assert dead.outcome == "failed" and "killed by signal 9, SIGKILL, 2 times" in str(dead.error)
+    assert [record.outcome for record in good] == ["finished"] * 2
+    assert len(heard.said) == 2 and [key for key, *_ in calls(tmp_path)].count(specs[0].key) == 2
 
 
 def test_a_bad_number_of_jobs_is_one_clear_line() -> None:

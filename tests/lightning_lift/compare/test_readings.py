@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from lightning_lift.compare.readings import ArmRuns, Comparison, best_within, curve_band, lower_is_better, plain_name
+from lightning_lift.compare.readings import ArmRuns, Comparison, best_within, curve_band, lower_is_better
 from lightning_lift.compare.record import RunRecord
 from tests.lightning_lift.compare.synthetic import ARMS, synthetic_record, synthetic_records, synthetic_settings
 
@@ -95,7 +95,12 @@ def test_a_band_is_made_of_quantiles_look_by_look() -> None:
     assert len(curve_band(ArmRuns("pgd", records), "val/none", "steps")["x"]) == 0
 
 
-def test_names_and_directions() -> None:
-    assert plain_name("test/total_variation") == "test total variation"
-    assert plain_name("val/nll") == "validation NLL"
+def test_directions() -> None:
     assert lower_is_better("test/nll") and not lower_is_better("test/accuracy")
+
+
+def test_the_monitored_metric_of_tuning_runs_alone() -> None:
+    records = [record for record in synthetic_records(1) if record.purpose == "tune"]
+    for record in records:
+        record.metrics, record.curves = {"best": {"val/loss": 1.0}}, {"step": [1.0], "val/loss": [1.0]}
+    assert Comparison.of({}, records).monitor == "val/loss"

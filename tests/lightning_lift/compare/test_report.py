@@ -106,6 +106,7 @@ def test_markdown_has_the_same_tables_and_its_figures(whole: Path) -> None:
     text = (whole / "report.md").read_text()
     shown = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text.replace("\\]", ""))
     assert len(shown) >= 9 and all((whole / path).is_file() for path in shown)
+    assert {"figures/curve-shoulder-occupancy-steps.png", "figures/curve-zeros-fraction-steps.png"} <= set(shown)
     for line in text.splitlines():
         assert not line.startswith("|") or line.endswith("|")
     assert "OutOfMemoryError: could not allocate \\<1 GiB\\> & more" in text

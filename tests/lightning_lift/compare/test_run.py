@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from lightning_lift.cli import LiftCLI
 from lightning_lift.compare import RecordStore, RunRecord, RunSpec, make, parse_arm, read_config, resolve
 from lightning_lift.compare import run as run_module
+from lightning_lift.compare.content import DIAGNOSTICS
 from lightning_lift.compare.record import Purpose
 from lightning_lift.compare.run import run
 from lightning_lift.modules import ConvexModule, LogConcaveEBM
@@ -88,6 +89,8 @@ def test_every_arm_gives_a_whole_record(three: tuple[Path, dict[str, RunRecord]]
         for name in wanted:
             assert len(record.curves[name]) == 4 and all(map(math.isfinite, record.curves[name])), name
         assert all(step > 0.0 for step in record.curves["latent/step"])
+        own = {name for name in record.curves if name.partition("/")[0] not in ("step", "seconds", "train", "val")}
+        assert own <= DIAGNOSTICS.keys()  # or a report would leave them out
         assert record.curves["seconds"] == sorted(record.curves["seconds"])
         assert record.timings["train_seconds"] <= record.timings["fit_seconds"]
         assert record.timings["seconds_per_step"] == pytest.approx(record.timings["train_seconds"] / 40)
@@ -126,7 +129,9 @@ def test_two_runs_of_one_spec_agree(three: tuple[Path, dict[str, RunRecord]], tm
     assert again.reproducible() == three[1]["lift"].reproducible()
 
 
-@pytest.mark.parametrize("arm", ["lift", "independent_batch", "direct_noise"])
+@pytest.mark.parametrize(
+    "arm", ["lift", *(pytest.param(arm, marks=pytest.mark.slow) for arm in ("independent_batch", "direct_noise"))]
+)
 def test_watching_changes_nothing(arm: str, tmp_path: Path) -> None:
     """Bit for bit the weights of the same fit without any callback, validation or checkpoint."""
     record = run(spec(arm, look_every=4, steps=10), tmp_path, checkpoint_every=3)
@@ -141,7 +146,7 @@ def test_watching_changes_nothing(arm: str, tmp_path: Path) -> None:
 # -- checkpoints ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", ["pgd", "lift"])
+@pytest.mark.parametrize("arm", [pytest.param("pgd", marks=pytest.mark.slow), "lift"])
 def test_the_command_line_finds_the_same_metrics(
     three: tuple[Path, dict[str, RunRecord]], arm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +199,7 @@ def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
 # -- what goes wrong ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", ["direct", "lift", "pgd"])
+@pytest.mark.parametrize("arm", ["lift", *(pytest.param(arm, marks=pytest.mark.slow) for arm in ("direct", "pgd"))])
 def test_a_rate_far_too_large_is_a_divergence(arm: str, tmp_path: Path) -> None:
     record = run(spec(arm, rate=1e6, look_every=1), tmp_path)
     assert record.outcome == "diverged" and record.error and record.start_hash
@@ -252,7 +257,7 @@ def test_a_run_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str], m
     ("config", "overrides"),
     [
         ("flow_tabular.yaml", ["--model.network.widths=[6]", "--model.num_blocks=1"]),
-        ("ebm_gaussian_8d.yaml", [*SIZES, *CHAINS, "--model.network.widths=[6]"]),
+        pytest.param("ebm_gaussian_8d.yaml", [*SIZES, *CHAINS, "--model.network.widths=[6]"], marks=pytest.mark.slow),
     ],
 )
 def test_other_tasks_run_by_the_same_code(config: str, overrides: Sequence[str], tmp_path: Path) -> None:
@@ -272,7 +277,7 @@ def test_averaged_weights_are_what_is_tested(tmp_path: Path) -> None:
     assert record.outcome == "finished", record.error
     saved = torch.load(tmp_path / record.checkpoints["last"], weights_only=True)
     assert "current_model_state" in saved
-    plain = run(spec("lift", "--trainer.callbacks=null", steps=6, look_every=3), tmp_path / "plain")
+    plain = run(spec("lift", steps=6, look_every=3), tmp_path / "plain")
     assert plain.metrics["last"]["test/nll"] != record.metrics["last"]["test/nll"]
 
 

@@ -13,7 +13,7 @@ from lightning_lift.compare.build import read_config, resolve
 from lightning_lift.compare.record import RunRecord, RunSpec
 from lightning_lift.compare.run import run
 from lightning_lift.compare.vectorized import NotVectorizable, run_vectorized
-from lightning_lift.modules import density
+from lightning_lift.modules import LogConcaveEBM, density
 
 STEPS = 60
 
@@ -83,26 +83,50 @@ def gap(a: float, b: float) -> float:
     return 0.0 if a == b or (math.isnan(a) and math.isnan(b)) else abs(a - b) / max(1.0, abs(b))
 
 
-def both(made: list[RunSpec], folder: Path, **options: Any) -> tuple[list[RunRecord], list[RunRecord]]:
-    return run_vectorized(made, folder / "vectorized", **options), [run(spec, folder / "separate") for spec in made]
+def both(
+    made: list[RunSpec], folder: Path, checkpoint_every: int | None = None, chunk: int | None = None
+) -> tuple[list[RunRecord], list[RunRecord]]:
+    ours = run_vectorized(made, folder / "vectorized", checkpoint_every, chunk=chunk)
+    return ours, [run(spec, folder / "separate", checkpoint_every) for spec in made]
 
 
 @pytest.mark.parametrize(
     "arm",
-    ["pgd", "direct:latent_gain=10", "lift", "lift:emission_width=null:emit=all", "admm", "independent_batch"],
+    [
+        "lift",
+        "independent_batch",
+        *(pytest.param(arm, marks=pytest.mark.slow) for arm in ("pgd", "direct:latent_gain=10", "admm")),
+        pytest.param("lift:emission_width=null:emit=all", marks=pytest.mark.slow),
+    ],
 )
 def test_equal_to_separate_runs(arm: str, tmp_path: Path) -> None:
-    made = specs(tmp_path, ENERGY, arm)
-    ours, theirs = both(made, tmp_path, chunk=2)
-    assert [record.seed for record in ours] == [0, 1, 2]
+    made = specs(tmp_path, ENERGY, arm, seeds=3 if arm == "lift" else 2)
+    ours, theirs = both(made, tmp_path, chunk=2, checkpoint_every=30)
+    assert [record.seed for record in ours] == [spec.seed for spec in made]
     for one, other in zip(ours, theirs, strict=True):
         assert one.engine == "vectorized"
         assert one.outcome == "finished"
         assert furthest(one, other) <= 1e-5
+        check_checkpoints(one, other, tmp_path)
     assert ours[0].metrics["last"]["val/nll"] != ours[1].metrics["last"]["val/nll"]
+    assert not list((tmp_path / "vectorized" / "checkpoints").glob(".*"))
 
 
-@pytest.mark.parametrize("arm", ["pgd", "lift:body_widths=[8,6]"])
+def check_checkpoints(one: RunRecord, other: RunRecord, folder: Path) -> None:
+    """Those of separate runs."""
+    names = {"best", "last", "step000000", "step000030", "step000060"}
+    assert set(one.checkpoints) == set(other.checkpoints) == names
+    for name, path in one.checkpoints.items():
+        own = torch.load(folder / "vectorized" / path, weights_only=True)
+        separate = torch.load(folder / "separate" / other.checkpoints[name], weights_only=True)
+        assert own["global_step"] == separate["global_step"]
+        assert own["state_dict"].keys() == separate["state_dict"].keys()
+        for key, tensor in own["state_dict"].items():
+            if isinstance(tensor, torch.Tensor):
+                torch.testing.assert_close(tensor, separate["state_dict"][key], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("arm", [pytest.param("pgd", marks=pytest.mark.slow), "lift:body_widths=[8,6]"])
 def test_flows_equal_separate_runs(arm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64: 60 steps of Adam carry a flow's float32 round-off on to some 3e-5."""
     monkeypatch.setattr(density, "_TRUTH_POINTS", {"val": {}, "test": {}})  # whose grid is float32
@@ -116,35 +140,21 @@ def test_flows_equal_separate_runs(arm: str, tmp_path: Path, monkeypatch: pytest
         assert furthest(one, other) <= 1e-5
 
 
-def test_checkpoints_are_those_of_separate_runs(tmp_path: Path) -> None:
-    made = specs(tmp_path, ENERGY, "lift", seeds=2)
-    ours = run_vectorized(made, tmp_path / "vectorized", checkpoint_every=30)
-    theirs = [run(spec, tmp_path / "separate", checkpoint_every=30) for spec in made]
-    for one, other in zip(ours, theirs, strict=True):
-        assert (
-            set(one.checkpoints) == set(other.checkpoints) == {"best", "last", "step000000", "step000030", "step000060"}
-        )
-        for name, path in one.checkpoints.items():
-            own = torch.load(tmp_path / "vectorized" / path, weights_only=True)
-            separate = torch.load(tmp_path / "separate" / other.checkpoints[name], weights_only=True)
-            assert own["global_step"] == separate["global_step"]
-            assert own["state_dict"].keys() == separate["state_dict"].keys()
-            for key, tensor in own["state_dict"].items():
-                if isinstance(tensor, torch.Tensor):
-                    torch.testing.assert_close(tensor, separate["state_dict"][key], atol=1e-4, rtol=1e-3)
-    assert not list((tmp_path / "vectorized" / "checkpoints").glob(".*"))
-
-
-def test_one_seed_diverges_and_the_others_do_not_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def poison(monkeypatch: pytest.MonkeyPatch, seeds: tuple[int, ...], step: int) -> None:
+    """Makes the batch of a step infinite for some seeds."""
     draw = GumbelDataModule.draw
 
     def poisoned(self: GumbelDataModule, num_rows: int, generator: torch.Generator) -> torch.Tensor:
         rows = draw(self, num_rows, generator)
         self.drawn = getattr(self, "drawn", 0) + 1
         # The splits are drawn first: three of them.
-        return rows * math.inf if self.data_seed == 1 and self.drawn == 3 + 31 else rows
+        return rows * math.inf if self.data_seed in seeds and self.drawn == 3 + step else rows
 
     monkeypatch.setattr(GumbelDataModule, "draw", poisoned)
+
+
+def test_one_seed_diverges_and_the_others_do_not_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, (1,), step=31)
     ours, theirs = both(specs(tmp_path, ENERGY, "lift"), tmp_path)
     assert [record.outcome for record in ours] == ["finished", "diverged", "finished"]
     assert ours[1].curves["step"] == [25.0, 31.0]
@@ -161,6 +171,32 @@ def test_a_density_without_mass_fails_alone(tmp_path: Path) -> None:
     assert {record.outcome for record in ours} != {"finished"}
 
 
+def test_an_error_in_one_seed_s_own_part_ends_that_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken_for(seed: int, step: Any) -> Any:
+        def breaks(self: LogConcaveEBM, *args: Any) -> Any:
+            if self.trainer.datamodule.data_seed == seed:  # type: ignore[attr-defined]
+                raise OSError("the disk is gone")
+            return step(self, *args)
+
+        return breaks
+
+    monkeypatch.setattr(LogConcaveEBM, "validation_step", broken_for(1, LogConcaveEBM.validation_step))
+    monkeypatch.setattr(LogConcaveEBM, "test_step", broken_for(2, LogConcaveEBM.test_step))
+    ours, theirs = both(specs(tmp_path, ENERGY, "pgd", steps=25), tmp_path)
+    assert [record.outcome for record in ours] == ["finished", "failed", "failed"]
+    for one, other in zip(ours, theirs, strict=True):
+        assert furthest(one, other) <= 1e-5
+
+
+def test_an_early_end_of_all_seeds_leaves_no_hash_of_fewer_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, (0, 1), step=2)
+    ours, theirs = both(specs(tmp_path, ENERGY, "pgd", seeds=2, steps=10), tmp_path)
+    assert {record.outcome for record in [*ours, *theirs]} == {"diverged"}
+    assert {record.data_hash for record in [*ours, *theirs]} == {""}
+
+
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
@@ -173,7 +209,7 @@ def test_a_density_without_mass_fails_alone(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_trained_at_once_says_why(overrides: list[str], reason: str, tmp_path: Path) -> None:
     with pytest.raises(NotVectorizable, match=reason):
-        run_vectorized(specs(tmp_path, ENERGY, "pgd", *overrides, steps=4), tmp_path)
+        run_vectorized(specs(tmp_path, ENERGY, "pgd", *overrides, steps=4, seeds=1), tmp_path)
 
 
 def test_specs_of_two_arms_are_refused(tmp_path: Path) -> None:

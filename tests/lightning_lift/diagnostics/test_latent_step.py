@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lightning_lift.diagnostics import latent_of, latent_step
-from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
+from lightning_lift.parameterizations import DirectSoftplus, IndependentBatch, Lift, ProjectedGradient
 from tests.lightning_lift.callbacks.runs import small_data, small_model
 
 
@@ -90,3 +90,13 @@ def test_bad_use_is_refused() -> None:
 
     with pytest.raises(TypeError, match="Bare is no torch module"):
         latent_of(Bare(), torch.zeros(2, 1))
+
+
+def test_a_fixed_batch_has_one_latent_whatever_batches_came_before() -> None:
+    """Else the step of a lift that conditions on the batch before would hold that batch's influence."""
+    model = small_model(partial(IndependentBatch, body_widths=(16, 16), slack_start=-2.0))
+    fixed, *others = small_data().probe_batches(4)
+    first = latent_of(model, fixed)
+    for batch in others:
+        model.parameterization.latent(batch)
+        assert latent_step(first, latent_of(model, fixed))["max"] < 1e-5

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from lightning_lift.diagnostics import shoulder as S
+from lightning_lift.networks import ICNN
+from lightning_lift.parameterizations import ADMM, DirectSoftplus, ProjectedGradient
 from lightning_lift.parameterizations.readouts import Exp, FlooredReLU, Readout, Softplus, Square
 
 
@@ -77,3 +79,27 @@ def test_zeros_and_floor_are_exact() -> None:
     projected = weights.clamp(min=1e-8)
     assert S.floor_mask(projected, 1e-8).tolist() == [True, True, False, True]
     assert S.exact_zero_fraction(projected) == 0.0
+
+
+def test_what_is_inside_follows_the_parameterization() -> None:
+    projected = ProjectedGradient(floor=0.25).bind(ICNN(2, (4, 4)))
+    projected.initialize_({name: torch.linspace(0.0, 1.0, s.numel()).view(s) for name, s in projected.shapes.items()})
+    expected = projected.latent() == 0.25
+    assert 0 < int(expected.sum()) < expected.numel()
+    assert torch.equal(S.inside_mask(projected, projected.latent()), expected)
+    direct = DirectSoftplus().bind(ICNN(2, (4, 4)))
+    latent = torch.linspace(-6.0, 1.0, direct.num_weights)
+    assert torch.equal(S.inside_mask(direct, latent, 0.05), latent <= -math.log(19.0))
+
+
+def test_admm_is_at_the_floor_where_evaluation_is() -> None:
+    """Theta is free: just above 0 where the copy is 0, or below 0 where the copy has not followed yet."""
+    admm = ADMM().bind(ICNN(2, (4, 4)))
+    batch = torch.zeros(3, 2)
+    admm.flat_weights.data.fill_(1e-4)
+    admm.flat_weights.data[:5] = -1.0
+    admm.dual.data.fill_(-0.5)
+    admm.dual.data[:5] = 2.0
+    admm.after_step_()
+    mask = S.inside_mask(admm, admm.train().latent(batch))
+    assert mask.tolist() == [False] * 5 + [True] * (admm.num_weights - 5)

@@ -147,6 +147,20 @@ def test_metrics_of_a_known_truth_are_consistent() -> None:
     assert 0 < metrics["test/tail_bound"] <= 1e-6
 
 
+def test_double_precision_where_the_truth_is_known() -> None:
+    results = {}
+    for precision in ("32-true", "64-true"):
+        torch.manual_seed(0)
+        module = LogConcaveEBM(1, SMALL, ProjectedGradient, learning_rate=1e-2)
+        trainer = L.Trainer(max_epochs=1, accelerator="cpu", precision=precision, logger=False, enable_checkpointing=False)
+        data = gumbel()
+        trainer.fit(module, datamodule=data)
+        results[precision] = trainer.test(module, datamodule=data, verbose=False)[0]
+    for name, value in results["64-true"].items():
+        if name not in ("test/quadrature_error", "test/tail_bound"):
+            assert value == pytest.approx(results["32-true"][name], abs=1e-4), name
+
+
 def test_log_density_does_not_depend_on_the_rest_of_the_batch() -> None:
     data = gumbel()
     module, _ = fitted(data)

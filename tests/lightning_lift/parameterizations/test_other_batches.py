@@ -10,7 +10,7 @@ from datamodules import GumbelDataModule
 from lightning_lift.diagnostics import collect, undisturbed
 from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.networks import ICNN
-from lightning_lift.parameterizations import FrozenBatch, IndependentBatch, Lift, Parameterization
+from lightning_lift.parameterizations import FrozenBatch, IndependentBatch, Lift, Parameterization, other_batches
 from lightning_lift.parameterizations.other_batches import joined_rows, same_rows
 from lightning_lift.testing import ParameterizationContract
 
@@ -191,6 +191,19 @@ def test_the_memory_travels_in_the_state() -> None:
     other.load_state_dict(copy.deepcopy(lift.state_dict()))
     assert torch.equal(other.latent(two), lift.latent(two))
     assert torch.equal(other.latent(three), lift.latent(three))
+
+
+def test_the_memory_holds_the_rows_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint is written by one process, and every process goes on from it."""
+    others = batches(4)[3]
+    monkeypatch.setattr(other_batches, "joined_rows", lambda rows: torch.cat([rows, others]))
+    lift, reference = bound(IndependentBatch), bound(Lift)
+    one, two, *_ = batches(2)
+    lift.latent(one)
+    expected = reference.latent(torch.cat([one, others]))
+    torch.testing.assert_close(lift.latent(two), expected)
+    torch.testing.assert_close(lift.latent(two), expected)
+    assert same_rows(lift.get_extra_state()["previous"], torch.cat([one, others]))
 
 
 def test_calibrating_a_state_keeps_its_batches() -> None:
