@@ -27,16 +27,18 @@ class Spread(L.Callback):
         self.batches, self.steps = batches, steps
         self.schedule: list[list[float]] = []
 
-    def read(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def _read(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if trainer.global_step in self.steps:
             latents = torch.stack([latent_of(module, batch) for batch in self.batches])
             self.schedule.append([trainer.global_step, float(f"{latent_std(latents):.3g}")])
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.read(trainer, module)
+        """Before the first step."""
+        self._read(trainer, module)
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: object) -> None:
-        self.read(trainer, module)
+        """After each step."""
+        self._read(trainer, module)
 
 
 def main() -> None:

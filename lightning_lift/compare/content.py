@@ -17,6 +17,10 @@ from lightning_lift.compare.tables import Table
 from lightning_lift.compare.tuning import RULE, choose
 from lightning_lift.compare.wording import capital, counted, number, plain_name, slug, unit_of
 
+# Timing and final runs may differ by what runs beside them, but alike in each arm; beyond this factor between two arms
+# the order of their costs is in doubt.
+_CLOCKS_AGREE = 1.4
+
 
 @dataclass(frozen=True)
 class Text:
@@ -208,6 +212,7 @@ def _time(comparison: Comparison) -> Section:
         blocks.append(tables.within_table(comparison, axis))
         if axis == "seconds":
             blocks.append(Text(_clock(comparison)))
+            blocks.append(_clock_warning(comparison))
         if len(comparison.arms) < 2 or (axis == "steps" and len(steps) < 2):
             continue
         for name in curves:
@@ -228,7 +233,10 @@ def _shares_a_batch(arm: ArmRuns) -> bool:
 def _clock(comparison: Comparison) -> str:
     parts = ["The time is that of the arm that was through first."]
     if all(arm.seconds_per_step is not None for arm in comparison.arms if arm.finished):
-        parts.append("Seconds are steps times the seconds per step of the arm's timing run, alone on the machine.")
+        parts.append(
+            "Seconds are steps times the seconds per step of the arm's timing run, beside which the comparison ran "
+            "nothing else."
+        )
     else:
         parts.append("Seconds were measured in runs that may have shared the machine.")
     if comparison.settings.get("budget") != "seconds":
@@ -236,8 +244,23 @@ def _clock(comparison: Comparison) -> str:
             "Learning-rate schedules were made for the steps, so a slower arm is read off before its schedule ends; "
             "--budget seconds fits the schedules to the time."
         )
+    parts.append("A run is read at its last look within the time, which may be one interval of looks earlier.")
     parts.append("Test metrics exist at the best and last checkpoint only, so this is on validation data.")
     return " ".join(parts)
+
+
+def _clock_warning(comparison: Comparison) -> Text | None:
+    """Where timing and final runs disagree on which arm is the slower one, the machine was not quiet in one of them."""
+    ratios = {arm.label: arm.clock_ratio for arm in comparison.arms if math.isfinite(arm.clock_ratio)}
+    if len(ratios) < 2 or max(ratios.values()) < _CLOCKS_AGREE * min(ratios.values()):
+        return None
+    said = ", ".join(f"{label} {ratio:.2f}" for label, ratio in ratios.items())
+    return Text(
+        "The timing runs and the final runs disagree on the arms' relative cost (seconds per step of the one over the "
+        f"other: {said}): something else ran on the machine, and the readings at equal seconds are not to be trusted. "
+        "On a quiet machine, delete records/timing-* and call the command again.",
+        "warning",
+    )
 
 
 def _tuning(comparison: Comparison) -> Section:

@@ -89,6 +89,17 @@ class ArmRuns:
         return float(np.median(known)), "share of a batch of seeds" if shared else "beside other runs"
 
     @property
+    def clock_ratio(self) -> float:
+        """Seconds per step of the timing run over those of the final runs done one at a time; NaN without either."""
+        own = [
+            record.timings.get("seconds_per_step", math.nan)
+            for record in self.finished.values()
+            if record.engine == "lightning"
+        ]
+        known = [seconds for seconds in own if math.isfinite(seconds)]
+        return self.seconds_per_step / float(np.median(known)) if known and self.seconds_per_step else math.nan
+
+    @property
     def looked_seconds(self) -> float:
         """Training seconds at the last look: by the timing run, else the median of the runs; NaN without either."""
         ends = [self.seconds(record)[-1] for record in self.finished.values() if record.curves.get("step")]
@@ -132,9 +143,18 @@ class Comparison:
 
     @property
     def headlines(self) -> list[str]:
-        """Test metrics that are tested and drawn: those named in the settings, else total variation and NLL, ..."""
+        """Test metrics that are tested and drawn: those named in the settings, else total variation and NLL, ...
+
+        Raises:
+            ValueError: a metric named in the settings that no finished run has.
+        """
         known = self.metrics("best", "test/")
-        asked = [name for name in self.settings.get("metrics") or () if name in known]
+        asked = list(self.settings.get("metrics") or ())
+        if known and (unknown := [name for name in asked if name not in known]):
+            raise ValueError(
+                f"--metrics {','.join(unknown)}: no finished run measured it; the runs are kept and have {known}. "
+                "Write the report with --report-only --metrics and some of these."
+            )
         usual = [name for name in HEADLINES if name in known][:2]
         return asked or usual or known[:1]
 

@@ -15,7 +15,7 @@ from lightning_lift.compare.outcomes import DivergenceError, largest_weight
 from lightning_lift.compare.record import monitored
 from lightning_lift.diagnostics.latent_step import latent_of, latent_step
 from lightning_lift.diagnostics.probe import Probed
-from lightning_lift.diagnostics.shoulder import floor_mask, occupancy, shoulder_mask
+from lightning_lift.diagnostics.shoulder import inside_mask, occupancy
 from lightning_lift.parameterizations import Parameterization
 
 
@@ -33,11 +33,8 @@ def weight_readings(module: Probed, batch: Tensor, before: Tensor | None) -> dic
     """
     parameterization = module.parameterization
     latent = latent_of(module, batch)
-    if parameterization.readout is None:
-        floor = float(getattr(parameterization, "floor", 0.0))
-        found = {"zeros/fraction": occupancy(floor_mask(latent, floor))}
-    else:
-        found = {"shoulder/occupancy": occupancy(shoulder_mask(parameterization.readout, latent))}
+    name = "zeros/fraction" if parameterization.readout is None else "shoulder/occupancy"
+    found = {name: occupancy(inside_mask(parameterization, latent))}
     return found | {"latent/step": math.nan if before is None else latent_step(before, latent)["rms"]}
 
 

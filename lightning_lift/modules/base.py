@@ -135,7 +135,10 @@ class ConvexModule(TaskModule):
         # A post-step hook of the optimizer: before any callback sees the weights (step checkpoints, averaging), once
         # per real step under accumulation, and for closures and manual optimisation as well.
         optimizers = self.optimizers(use_pl_optimizer=False)
+        own = {id(parameter) for parameter in self.parameterization.parameters()}
         for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+            if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+                continue  # a step of a task's other optimizer is no step of the weights
             hook = optimizer.register_step_post_hook(lambda *_: self.parameterization.after_step_())
             self._projection_hooks.append(hook)
 

@@ -104,3 +104,8 @@ def test_the_monitored_metric_of_tuning_runs_alone() -> None:
     for record in records:
         record.metrics, record.curves = {"best": {"val/loss": 1.0}}, {"step": [1.0], "val/loss": [1.0]}
     assert Comparison.of({}, records).monitor == "val/loss"
+
+
+def test_an_unknown_metric_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"--metrics nope: no finished run measured it.*test/nll"):
+        _ = Comparison.of({"metrics": ["test/nll", "nope"]}, synthetic_records(2)).headlines

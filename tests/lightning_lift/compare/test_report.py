@@ -308,3 +308,16 @@ def test_a_browser_shows_it_without_a_word_in_its_console(whole: Path, tmp_path:
         assert images == shown and int(images) >= 9
         assert (narrow, wide) == ("true", "0")  # nothing but the tables' own boxes scrolls sideways
         assert "CONSOLE" not in done.stderr
+
+
+def test_clocks_that_disagree_are_said_loudly(tmp_path: Path) -> None:
+    records = synthetic_records(3, labels=("pgd", "direct"), tuning=False, unfinished=False)
+    for record in records:
+        record.engine, record.timings["seconds_per_step"] = "lightning", 0.01
+    write_report(tmp_path / "quiet", {}, records)
+    assert "disagree on the arms" not in (tmp_path / "quiet" / "report.md").read_text()
+    for record in records:
+        if record.purpose == "timing" and record.arm == "pgd":
+            record.timings["seconds_per_step"] = 0.02
+    write_report(tmp_path / "loud", {}, records)
+    assert "pgd 2.00, direct 1.00" in (tmp_path / "loud" / "report.md").read_text()

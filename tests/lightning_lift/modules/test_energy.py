@@ -152,7 +152,7 @@ def test_double_precision_where_the_truth_is_known() -> None:
     for precision in ("32-true", "64-true"):
         torch.manual_seed(0)
         module = LogConcaveEBM(1, SMALL, ProjectedGradient, learning_rate=1e-2)
-        trainer = L.Trainer(max_epochs=1, accelerator="cpu", precision=precision, logger=False, enable_checkpointing=False)
+        trainer = TestLift1D()._trainer(max_epochs=1, precision=precision)
         data = gumbel()
         trainer.fit(module, datamodule=data)
         results[precision] = trainer.test(module, datamodule=data, verbose=False)[0]
