@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_lift.compare.readings import Axis, Checkpoint, Comparison, lower_is_better
+from lightning_lift.compare.readings import ArmRuns, Axis, Checkpoint, Comparison, lower_is_better
 from lightning_lift.compare.settings_text import (
     class_and_arguments,
     data_text,
@@ -192,7 +192,7 @@ def tuning_table(comparison: Comparison) -> Table:
 
 
 def cost_table(comparison: Comparison) -> Table:
-    """Seconds and parameters by arm, and the ratio of a step to the cheapest arm's."""
+    """Seconds, parameters and the latent's step by arm, and the ratio of a training step to the cheapest arm's."""
     per_step = {arm.label: arm.step_seconds for arm in comparison.arms}
     cheapest = min((seconds for seconds, _ in per_step.values() if math.isfinite(seconds)), default=math.nan)
     rows = []
@@ -209,10 +209,22 @@ def cost_table(comparison: Comparison) -> Table:
                 source,
                 f"{number(whole)} s" if math.isfinite(whole) else NONE,
                 ", ".join(f"{size:,}" for size in sizes if size) or NONE,
+                *_latent_steps(arm),
             ]
         )
     heads = ["arm", "a training step", "times the cheapest", "measured", "training time of a run", "trained parameters"]
-    return Table("Cost", heads, rows)
+    return Table("Cost", [*heads, "latent step at the first look", "over the learning rate"], rows)
+
+
+def _latent_steps(arm: ArmRuns) -> tuple[str, str]:
+    """Median over the finished runs; under Adam at one rate arms differ in it, which is why rates are tuned."""
+    steps, ratios = [], []
+    for record in arm.finished.values():
+        first = next((step for step in record.curves.get("latent/step", []) if math.isfinite(step)), math.nan)
+        if math.isfinite(first):
+            steps.append(first)
+            ratios += [first / record.learning_rate] if record.learning_rate else []
+    return tuple(number(describe(found).median) if found else NONE for found in (steps, ratios))  # type: ignore[return-value]
 
 
 def all_metrics_table(comparison: Comparison, checkpoint: Checkpoint) -> Table:

@@ -320,4 +320,4 @@ def test_clocks_that_disagree_are_said_loudly(tmp_path: Path) -> None:
         if record.purpose == "timing" and record.arm == "pgd":
             record.timings["seconds_per_step"] = 0.02
     write_report(tmp_path / "loud", {}, records)
-    assert "pgd 2.00, direct 1.00" in (tmp_path / "loud" / "report.md").read_text()
+    assert "direct 1.00, pgd 2.00" in (tmp_path / "loud" / "report.md").read_text()

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from lightning_lift.compare import tables
@@ -89,6 +91,14 @@ def test_cost_by_the_timing_run(comparison: Comparison) -> None:
     for record in records:
         record.engine = "vectorized"
     assert "share" in cells(tables.cost_table(Comparison.of({}, records)), "lift")["measured"]
+
+
+def test_the_latent_step_stands_beside_the_cost() -> None:
+    records = synthetic_records(3, labels=("pgd",), tuning=False, unfinished=False)
+    for record, first in zip([r for r in records if r.purpose == "final"], (0.02, 0.04, 0.03), strict=True):
+        record.learning_rate, record.curves["latent/step"] = 0.01, [math.nan, first, 9.0]
+    row = cells(tables.cost_table(Comparison.of({}, records)), "pgd")
+    assert (row["latent step at the first look"], row["over the learning rate"]) == ("0.0300", "3.00")
 
 
 def test_the_table_of_rates_counts_as_the_rule_of_choice_does() -> None:
