@@ -23,7 +23,7 @@ def brute_force(latents: Tensor, gradients: Tensor) -> Tensor:
 @pytest.mark.parametrize(("size", "dim"), [(16, 5), (12, 40)])
 @pytest.mark.parametrize("block", [7, 1 << 16])
 def test_gram_reading_equals_the_full_matrix(size: int, dim: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gram, "_COLUMNS", block)
+    monkeypatch.setattr(gram, "COLUMNS", block)
     latents, gradients, objective = rows(size, dim)
     reading = read_cross_covariance(latents, gradients, objective, num_permutations=5)
     full, part = brute_force(latents, gradients), brute_force(latents, objective)
