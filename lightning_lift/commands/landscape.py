@@ -17,7 +17,15 @@ from torch import Tensor
 from lightning_lift.callbacks._logging import whole_file
 from lightning_lift.commands._landscape_figure import Panel, draw_landscape
 from lightning_lift.commands._landscape_grid import Slice, SliceJob, available_cores, fill
-from lightning_lift.commands._landscape_runs import Run, find_runs, load_module, load_rows, prepare, read_checkpoint
+from lightning_lift.commands._landscape_runs import (
+    Rows,
+    Run,
+    find_runs,
+    load_module,
+    load_rows,
+    prepare,
+    read_checkpoint,
+)
 from lightning_lift.diagnostics.landscape import Plane, plane_through, principal_plane, slice_axes
 from lightning_lift.diagnostics.weight_spaces import TrainedSpace, evaluation_loss, network_weights
 from lightning_lift.parameterizations import Lift, Parameterization, ProjectedGradient, names
@@ -125,6 +133,7 @@ class Planned:
         inside: by label, the fraction of the trajectory's variance that the plane holds.
         explained: fractions of all trajectories' variance along each direction, and in the plane.
         end_losses: of each run's last checkpoint under its own numbers, by label.
+        start_losses: likewise of its first one: where the slice says otherwise, the start lies off the plane.
     """
 
     name: str
@@ -134,6 +143,7 @@ class Planned:
     inside: dict[str, float]
     explained: tuple[float, float, float]
     end_losses: dict[str, float]
+    start_losses: dict[str, float]
 
 
 def load_trajectory(run: Run) -> Trajectory:
@@ -224,14 +234,18 @@ def _panel(
     space = "network" if which == "weights" else "trained"
     job = SliceJob(space, first.run.checkpoints[-1], rows, plane, axes)  # type: ignore[arg-type]
     job.open().loss(plane.origin, strict=True)  # an end without a loss is a fault, not a point without a value
-    ends = {}
-    for trajectory in shown:
-        own = load_module(trajectory.run.checkpoints[-1])
-        prepare(own, rows.window)
-        ends[trajectory.run.label] = evaluation_loss(own, rows.validation, strict=True)
+    starts, ends = (
+        {t.run.label: _own_loss(t.run.checkpoints[place], rows, strict=place == -1) for t in shown} for place in (0, -1)
+    )
     inside = {label: plane.explained(vectors)[2] for label, vectors in points.items()}
     explained = plane.explained(torch.cat(list(points.values())))
-    return Planned(which, title, job, coordinates, inside, explained, ends)
+    return Planned(which, title, job, coordinates, inside, explained, ends, starts)
+
+
+def _own_loss(checkpoint: Path, rows: Rows, strict: bool) -> float:
+    own = load_module(checkpoint)
+    prepare(own, rows.window)
+    return evaluation_loss(own, rows.validation, strict=strict)
 
 
 def _trained_plane(trajectory: Trajectory) -> tuple[dict[str, Tensor], Plane]:
@@ -265,13 +279,14 @@ def _drawn(planned: Planned, filled: Slice, colors: dict[str, str]) -> Panel:
 
 def _table(planned: Planned, filled: Slice) -> Table:
     table = Table(title=f"{planned.name}: losses in nats")
-    for name in ("run", "in the plane", "own end", "slice at its end", "slice at its start"):
+    for name in ("run", "in the plane", "own start", "slice there", "own end", "slice there"):
         table.add_column(name, justify="left" if name == "run" else "right")
     space = planned.job.open()
     for label, points in planned.coordinates.items():
-        end, start = (space.loss(planned.job.plane.point(points[index])) for index in (-1, 0))
+        start, end = (space.loss(planned.job.plane.point(points[index])) for index in (0, -1))
         share = f"{100.0 * planned.inside[label]:.1f} %"
-        table.add_row(label, share, *(f"{value:.4f}" for value in (planned.end_losses[label], end, start)))
+        losses = (planned.start_losses[label], start, planned.end_losses[label], end)
+        table.add_row(label, share, *(f"{value:.4f}" for value in losses))
     return table
 
 
@@ -307,5 +322,6 @@ def _save(path: Path, panels: Sequence[Planned], slices: Sequence[Slice]) -> Non
         for label, points in planned.coordinates.items():
             arrays[f"{name}_trajectory_{label}"] = points.numpy()
             arrays[f"{name}_end_loss_{label}"] = planned.end_losses.get(label, math.nan)
+            arrays[f"{name}_start_loss_{label}"] = planned.start_losses.get(label, math.nan)
     with whole_file(path) as temporary:
         np.savez(temporary, **arrays)  # type: ignore[arg-type]
