@@ -230,6 +230,7 @@ def test_a_folder_of_idx_files_has_its_own_test_set(tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 def test_several_processes_train_one_autoencoder(tmp_path: Path) -> None:
     code = f"""
+import os
 import lightning as L, torch
 from datamodules import MNISTLatentsDataModule, latent_cache
 from tests.datamodules.test_mnist_latents import Mean, latents
@@ -237,7 +238,6 @@ from tests.datamodules.test_mnist_latents import Mean, latents
 if __name__ == "__main__":
     real = latent_cache.train_autoencoder
     def told(*args):
-        import os
         print("TRAINED by", os.environ.get("LOCAL_RANK", "0"), flush=True)
         return real(*args)
     latent_cache.train_autoencoder = told
@@ -246,7 +246,8 @@ if __name__ == "__main__":
     trainer = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_steps=3, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     trainer.fit(model, data)
-    print("ROWS", trainer.global_rank, float(data.split("train").double().sum()), model.mean.tolist(), flush=True)
+    row = ("ROWS", trainer.global_rank, float(data.split("train").double().sum()), model.mean.tolist())
+    os.write(1, (" ".join(map(str, row)) + chr(10)).encode())  # in one piece: two processes write to one pipe
 """
     script = tmp_path / "train.py"
     script.write_text(code)
