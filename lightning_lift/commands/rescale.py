@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +13,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lightning_lift.callbacks._logging import whole_file
 from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.checkpoints import KEY, check_stamp
 from lightning_lift.rescaling.rescale import Method
@@ -110,7 +109,8 @@ def rescale_checkpoint(
     states = [_state_of(module, saved) for saved in checkpoint.get("optimizer_states", [])]
     said = transport_states_(module, cast(Any, states), rescaling)  # in place: these are the checkpoint's tensors
     checkpoint["state_dict"] = module.state_dict()
-    _write(checkpoint, output)
+    with whole_file(output) as temporary:
+        torch.save(checkpoint, temporary)
     return rescaling, said
 
 
@@ -185,17 +185,3 @@ def _state_of(module: L.LightningModule, saved: Mapping[str, Any]) -> SimpleName
                 )
             state[parameters[name]] = entry
     return SimpleNamespace(state=state)
-
-
-def _write(checkpoint: dict[str, Any], output: Path) -> None:
-    handle, name = tempfile.mkstemp(prefix=f".{output.stem}.", suffix=output.suffix, dir=output.resolve().parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save(checkpoint, file)
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # mkstemp makes files that only their owner can read
-        temporary.replace(output)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,11 +1,12 @@
 """Lifts with one ingredient taken out: the slack, the emission, or the body."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from lightning_lift.parameterizations.base import Parameterization
 from lightning_lift.parameterizations.body import DeepSetsBody
 from lightning_lift.parameterizations.emissions import Emission, EmissionName
 from lightning_lift.parameterizations.lift import Lift
@@ -62,44 +63,13 @@ class NoSlack(Lift):
 
 
 class _WithoutBody(Lift):
-    """A lift whose latent does not depend on any data, so that its evaluation needs none."""
+    """A lift whose latent does not depend on any data: it is evaluated as every parameterization without a summary."""
 
-    @property
-    def needs_calibration(self) -> bool:
-        """False: there is no body."""
-        return False
-
-    @property
-    def is_stale(self) -> bool:
-        """False: there is no reference summary."""
-        return False
-
-    def calibrate(self, batches: Iterable[Tensor]) -> None:
-        """A no-op.
-
-        Args:
-            batches: left alone.
-        """
-        del batches
-
-    def is_state_stale(self, state: Mapping[str, Any], prefix: str) -> bool:
-        """False: there is no reference summary.
-
-        Args:
-            state: a state dictionary of the owning module.
-            prefix: of this parameterization's entries in it.
-        """
-        return False
-
-    def calibrate_state(self, state: dict[str, Any], prefix: str, batches: Iterable[Tensor]) -> None:
-        """A no-op.
-
-        Args:
-            state: a state dictionary of the owning module.
-            prefix: of this parameterization's entries in it.
-            batches: left alone.
-        """
-        del state, prefix, batches
+    needs_calibration = Parameterization.needs_calibration
+    is_stale = Parameterization.is_stale
+    calibrate = Parameterization.calibrate
+    is_state_stale = Parameterization.is_state_stale
+    calibrate_state = Parameterization.calibrate_state
 
 
 class NoBody(_WithoutBody):
