@@ -13,7 +13,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from datamodules import GumbelDataModule
+from lightning_lift.datamodules import GumbelDataModule
 from lightning_lift.diagnostics import CrossCovarianceResult, probe_cross_covariance
 from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.networks import ICNN

@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from datamodules import CorrelatedGaussianDataModule, ProductDataModule
 from lightning_lift.cli import LiftCLI
+from lightning_lift.datamodules import CorrelatedGaussianDataModule, ProductDataModule
 from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient

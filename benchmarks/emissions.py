@@ -42,7 +42,7 @@ from flow_training import Job, log_prob, run_all, summary, train
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from datamodules import EightGaussiansDataModule, GumbelDataModule
+from lightning_lift.datamodules import EightGaussiansDataModule, GumbelDataModule
 from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, Parameterization, ProjectedGradient

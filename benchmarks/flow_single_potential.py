@@ -21,7 +21,7 @@ import torch
 from flow_training import Job, log_prob, run_all, summary, train
 from torch import Tensor
 
-from datamodules import EightGaussiansDataModule
+from lightning_lift.datamodules import EightGaussiansDataModule
 from lightning_lift.modules import ConvexPotentialFlow
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient

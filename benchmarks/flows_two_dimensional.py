@@ -29,8 +29,8 @@ import yaml
 from flow_training import Job, log_prob, run_all, summary, train
 from torch import Tensor
 
-from datamodules import TwoSpiralsDataModule
 from lightning_lift.cli import LiftCLI
+from lightning_lift.datamodules import TwoSpiralsDataModule
 from lightning_lift.modules import ConvexPotentialFlow, NormalizingFlow
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient

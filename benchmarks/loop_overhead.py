@@ -19,8 +19,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from datamodules import GumbelDataModule
 from lightning_lift.callbacks import CrossCovariance, DensityFigure, RunSummary, ShoulderOccupancy, WeightHistograms
+from lightning_lift.datamodules import GumbelDataModule
 from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient

@@ -22,7 +22,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from datamodules import GumbelDataModule, LaplaceDataModule
+from lightning_lift.datamodules import GumbelDataModule, LaplaceDataModule
 from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient

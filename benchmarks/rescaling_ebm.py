@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from datamodules import GumbelDataModule
+from lightning_lift.datamodules import GumbelDataModule
 from lightning_lift.metrics.functional import total_variation
 from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.networks import ICNN

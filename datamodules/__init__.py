@@ -3,34 +3,37 @@
 Importing the package makes the short class names known to the command line.
 """
 
-from datamodules.autoencoder import ConvAutoencoder
-from datamodules.base import DensityDataModule
-from datamodules.beta import BetaDataModule
-from datamodules.checkerboard import CheckerboardDataModule
-from datamodules.cifar10 import CIFAR10DataModule
-from datamodules.correlated_gaussian import CorrelatedGaussianDataModule
-from datamodules.eight_gaussians import EightGaussiansDataModule
-from datamodules.gamma import GammaDataModule
-from datamodules.gumbel import GumbelDataModule
-from datamodules.half_normal import HalfNormalDataModule
-from datamodules.hepmass import HEPMASSDataModule
-from datamodules.labelled import LabelledDataModule
-from datamodules.laplace import LaplaceDataModule
-from datamodules.loading import BatchLoader
-from datamodules.maf_table import MAFTableDataModule
-from datamodules.mnist import MNISTDataModule
-from datamodules.mnist_latents import MNISTLatentsDataModule
-from datamodules.moons import MoonsDataModule
-from datamodules.one_dimensional import OneDimensionalDataModule
-from datamodules.pinwheel import PinwheelDataModule
-from datamodules.product import ProductDataModule
-from datamodules.rings import RingsDataModule
-from datamodules.sampled import SampledDataModule
-from datamodules.skew_normal import SkewNormalDataModule
-from datamodules.swiss_roll import SwissRollDataModule
-from datamodules.tabular import TabularDataModule
-from datamodules.two_moons import TwoMoonsDataModule
-from datamodules.two_spirals import TwoSpiralsDataModule
+if __name__ != "lightning_lift.datamodules":  # a checkout's own folder, found from the working directory
+    raise ImportError(f"{__name__}: the data modules of lightning_lift are imported as lightning_lift.datamodules.")
+
+from lightning_lift.datamodules.autoencoder import ConvAutoencoder
+from lightning_lift.datamodules.base import DensityDataModule
+from lightning_lift.datamodules.beta import BetaDataModule
+from lightning_lift.datamodules.checkerboard import CheckerboardDataModule
+from lightning_lift.datamodules.cifar10 import CIFAR10DataModule
+from lightning_lift.datamodules.correlated_gaussian import CorrelatedGaussianDataModule
+from lightning_lift.datamodules.eight_gaussians import EightGaussiansDataModule
+from lightning_lift.datamodules.gamma import GammaDataModule
+from lightning_lift.datamodules.gumbel import GumbelDataModule
+from lightning_lift.datamodules.half_normal import HalfNormalDataModule
+from lightning_lift.datamodules.hepmass import HEPMASSDataModule
+from lightning_lift.datamodules.labelled import LabelledDataModule
+from lightning_lift.datamodules.laplace import LaplaceDataModule
+from lightning_lift.datamodules.loading import BatchLoader
+from lightning_lift.datamodules.maf_table import MAFTableDataModule
+from lightning_lift.datamodules.mnist import MNISTDataModule
+from lightning_lift.datamodules.mnist_latents import MNISTLatentsDataModule
+from lightning_lift.datamodules.moons import MoonsDataModule
+from lightning_lift.datamodules.one_dimensional import OneDimensionalDataModule
+from lightning_lift.datamodules.pinwheel import PinwheelDataModule
+from lightning_lift.datamodules.product import ProductDataModule
+from lightning_lift.datamodules.rings import RingsDataModule
+from lightning_lift.datamodules.sampled import SampledDataModule
+from lightning_lift.datamodules.skew_normal import SkewNormalDataModule
+from lightning_lift.datamodules.swiss_roll import SwissRollDataModule
+from lightning_lift.datamodules.tabular import TabularDataModule
+from lightning_lift.datamodules.two_moons import TwoMoonsDataModule
+from lightning_lift.datamodules.two_spirals import TwoSpiralsDataModule
 
 __all__ = [
     "BatchLoader",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable
 from torch import Tensor, nn
 
-from datamodules.seeding import generator_at, stream_seed
+from lightning_lift.datamodules.seeding import generator_at, stream_seed
 
 _CHUNK = 1000  # images that pass through the encoder at once
 

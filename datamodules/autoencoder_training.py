@@ -16,10 +16,10 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
-from datamodules.autoencoder import ConvAutoencoder
-from datamodules.loading import BatchLoader
-from datamodules.seeding import stream_seed
-from datamodules.sources import StreamSource
+from lightning_lift.datamodules.autoencoder import ConvAutoencoder
+from lightning_lift.datamodules.loading import BatchLoader
+from lightning_lift.datamodules.seeding import stream_seed
+from lightning_lift.datamodules.sources import StreamSource
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import torch
 from lightning import LightningDataModule
 from torch import Tensor
 
-from datamodules.loading import BatchLoader
-from datamodules.seeding import check_data_seed, generator_at, stream_seed
+from lightning_lift.datamodules.loading import BatchLoader
+from lightning_lift.datamodules.seeding import check_data_seed, generator_at, stream_seed
 
 _CALIBRATION_BATCH = 4096  # rows only pass through the lift's small body, so larger batches only save time
 _EVALUATION_BATCH = 1024  # evaluation keeps no graph: its batches can be larger than small training batches

@@ -7,8 +7,8 @@ import torch
 from scipy.special import betaln, digamma
 from torch import Tensor
 
-from datamodules.one_dimensional import OneDimensionalDataModule
-from datamodules.uniform import open_uniform
+from lightning_lift.datamodules.one_dimensional import OneDimensionalDataModule
+from lightning_lift.datamodules.uniform import open_uniform
 
 
 class BetaDataModule(OneDimensionalDataModule):

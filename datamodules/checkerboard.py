@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from datamodules.planar import Integral, PlanarDataModule
-from datamodules.uniform import open_uniform
+from lightning_lift.datamodules.planar import Integral, PlanarDataModule
+from lightning_lift.datamodules.uniform import open_uniform
 
 _HALF = 4.0  # the board is [-4, 4]^2
 _SQUARE = 2.0

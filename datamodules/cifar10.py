@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from datamodules.base import check_counts
-from datamodules.downloads import fetch
-from datamodules.labelled import Labelled, LabelledDataModule
-from datamodules.seeding import generator_at, stream_seed
+from lightning_lift.datamodules.base import check_counts
+from lightning_lift.datamodules.downloads import fetch
+from lightning_lift.datamodules.labelled import Labelled, LabelledDataModule
+from lightning_lift.datamodules.seeding import generator_at, stream_seed
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 MD5 = "c32a1d4ab5d03f1284b67883e8d87530"

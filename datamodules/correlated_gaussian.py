@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from datamodules.planar import check_positive
-from datamodules.sampled import SampledDataModule
-from datamodules.seeding import generator_at, stream_seed
+from lightning_lift.datamodules.planar import check_positive
+from lightning_lift.datamodules.sampled import SampledDataModule
+from lightning_lift.datamodules.seeding import generator_at, stream_seed
 
 _BASIS_STREAM = 100  # apart from the streams of the splits
 

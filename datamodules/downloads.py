@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from datamodules.progress import byte_progress
+from lightning_lift.datamodules.progress import byte_progress
 
 _CHUNK = 1 << 20
 _ARRIVING = 1 << 16  # small, because the piece being read when a connection breaks is lost

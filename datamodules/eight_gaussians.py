@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from datamodules.base import check_counts
-from datamodules.mixtures import PlanarMixture
-from datamodules.planar import Integral, PlanarDataModule, check_choice, check_positive, check_width
+from lightning_lift.datamodules.base import check_counts
+from lightning_lift.datamodules.mixtures import PlanarMixture
+from lightning_lift.datamodules.planar import Integral, PlanarDataModule, check_choice, check_positive, check_width
 
 # In CP-Flow, circle and noise are divided by 1.414, not by the square root of 2.
 _SHAPES = {"lift": (2.0, 0.1), "cp_flow": (4.0 / 1.414, 0.5 / 1.414)}

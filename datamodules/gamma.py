@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.one_dimensional import OneDimensionalDataModule
-from datamodules.uniform import standard_exponential
+from lightning_lift.datamodules.one_dimensional import OneDimensionalDataModule
+from lightning_lift.datamodules.uniform import standard_exponential
 
 
 class GammaDataModule(OneDimensionalDataModule):

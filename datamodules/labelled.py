@@ -6,10 +6,10 @@ import torch
 from lightning import LightningDataModule
 from torch import Tensor
 
-from datamodules.base import check_counts
-from datamodules.loading import BatchLoader
-from datamodules.seeding import check_data_seed, stream_seed
-from datamodules.sources import Source, TensorSource
+from lightning_lift.datamodules.base import check_counts
+from lightning_lift.datamodules.loading import BatchLoader
+from lightning_lift.datamodules.seeding import check_data_seed, stream_seed
+from lightning_lift.datamodules.sources import Source, TensorSource
 
 Labelled = tuple[Tensor, Tensor]
 """Inputs (N, ...), floats or bytes, and labels (N,), integers."""
@@ -39,7 +39,7 @@ class LabelledSource:
         return len(self._inputs)
 
     def rows(self, epoch: int, index: int, size: int, start: int, stop: int) -> Labelled:
-        """Gives inputs in training units and labels; see :class:`datamodules.sources.Source`."""
+        """Gives inputs in training units and labels; see :class:`~lightning_lift.datamodules.sources.Source`."""
         positions = self._positions.rows(epoch, index, size, start, stop)[:, 0].long()
         inputs = (self._inputs[positions].to(torch.float32) - self._location) / self._scale
         return inputs, self._labels[positions]

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from datamodules.one_dimensional import OneDimensionalDataModule
-from datamodules.uniform import standard_exponential
+from lightning_lift.datamodules.one_dimensional import OneDimensionalDataModule
+from lightning_lift.datamodules.uniform import standard_exponential
 
 
 class LaplaceDataModule(OneDimensionalDataModule):

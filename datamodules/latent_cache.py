@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from datamodules.autoencoder import ConvAutoencoder
-from datamodules.autoencoder_training import AutoencoderSettings, train_autoencoder
+from lightning_lift.datamodules.autoencoder import ConvAutoencoder
+from lightning_lift.datamodules.autoencoder_training import AutoencoderSettings, train_autoencoder
 
 FORMAT = 1  # of the files and of the training: a change that gives other codes makes it one more
 

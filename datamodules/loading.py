@@ -9,7 +9,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from datamodules.sources import Draw, Source, StreamSource, TensorSource
+from lightning_lift.datamodules.sources import Draw, Source, StreamSource, TensorSource
 
 
 def rank_and_world_size() -> tuple[int, int]:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from datamodules.downloads import fetch, md5_of
-from datamodules.progress import CountedFile, byte_progress
+from lightning_lift.datamodules.downloads import fetch, md5_of
+from lightning_lift.datamodules.progress import CountedFile, byte_progress
 
 URL = "https://zenodo.org/records/1161203/files/data.tar.gz"
 MD5 = "9b9c9b0375315ad270eba4ce80c093ab"

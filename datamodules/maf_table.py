@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 from typing import get_args
 
-from datamodules.array_cache import Arrays
-from datamodules.maf_archive import TableSource, open_parts
-from datamodules.maf_tables import TABLES, TableName, check_dim
-from datamodules.published import Floats, PublishedTable
+from lightning_lift.datamodules.array_cache import Arrays
+from lightning_lift.datamodules.maf_archive import TableSource, open_parts
+from lightning_lift.datamodules.maf_tables import TABLES, TableName, check_dim
+from lightning_lift.datamodules.published import Floats, PublishedTable
 
 _VERSION = 1  # of the reader: a change of what it gives makes old caches useless
 

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from datamodules.array_cache import Arrays
-from datamodules.frame_pickle import read_frame
-from datamodules.maf_archive import Form
-from datamodules.published import Floats, cut_off_last
+from lightning_lift.datamodules.array_cache import Arrays
+from lightning_lift.datamodules.frame_pickle import read_frame
+from lightning_lift.datamodules.maf_archive import Form
+from lightning_lift.datamodules.published import Floats, cut_off_last
 
 TableName = Literal["power", "gas", "miniboone", "bsds300"]
 

@@ -10,7 +10,7 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from datamodules.planar import Integral
+from lightning_lift.datamodules.planar import Integral
 
 _NEGLIGIBLE = 45.0  # a component this much (nats) below another one changes no digit of float64, even as one of 10^4
 _PAIRS = 2**18  # point-component pairs held at once: 2 MiB a temporary, so that they stay in the cache

@@ -2,10 +2,17 @@
 
 import torch
 
-from datamodules.base import check_counts
-from datamodules.image_sources import SIDES, ImageSource, check_source, download_mnist, read_images, source_name
-from datamodules.labelled import Labelled, LabelledDataModule
-from datamodules.seeding import generator_at, stream_seed
+from lightning_lift.datamodules.base import check_counts
+from lightning_lift.datamodules.image_sources import (
+    SIDES,
+    ImageSource,
+    check_source,
+    download_mnist,
+    read_images,
+    source_name,
+)
+from lightning_lift.datamodules.labelled import Labelled, LabelledDataModule
+from lightning_lift.datamodules.seeding import generator_at, stream_seed
 
 
 class MNISTDataModule(LabelledDataModule):

@@ -6,10 +6,10 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from datamodules.autoencoder import ConvAutoencoder
-from datamodules.autoencoder_training import AutoencoderSettings
-from datamodules.base import DensityDataModule, check_counts
-from datamodules.image_sources import (
+from lightning_lift.datamodules.autoencoder import ConvAutoencoder
+from lightning_lift.datamodules.autoencoder_training import AutoencoderSettings
+from lightning_lift.datamodules.base import DensityDataModule, check_counts
+from lightning_lift.datamodules.image_sources import (
     SIDES,
     DigitImages,
     ImageSource,
@@ -18,8 +18,8 @@ from datamodules.image_sources import (
     latents_name,
     read_images,
 )
-from datamodules.latent_cache import cached_autoencoder
-from datamodules.seeding import generator_at, stream_seed
+from lightning_lift.datamodules.latent_cache import cached_autoencoder
+from lightning_lift.datamodules.seeding import generator_at, stream_seed
 
 _DIMS = (2, 32)
 _WINDOW_MARGIN = 0.1  # of the range of the training rows, on each side

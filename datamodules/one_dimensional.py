@@ -7,7 +7,7 @@ import torch
 from scipy import integrate
 from torch import Tensor
 
-from datamodules.sampled import SampledDataModule
+from lightning_lift.datamodules.sampled import SampledDataModule
 
 
 class OneDimensionalDataModule(SampledDataModule):

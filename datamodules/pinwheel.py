@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from datamodules.base import check_counts
-from datamodules.planar import Integral, PlanarDataModule, check_positive
+from lightning_lift.datamodules.base import check_counts
+from lightning_lift.datamodules.planar import Integral, PlanarDataModule, check_positive
 
 _SCALE = 2.0  # of FFJORD's rows
 _FAR = 10.0  # radial standard deviations beyond 1 where the twist stops growing; a mass of 1e-23 lies outside

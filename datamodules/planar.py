@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from datamodules.sampled import SampledDataModule
+from lightning_lift.datamodules.sampled import SampledDataModule
 
 _T = TypeVar("_T")
 _FARTHEST = 1e150

@@ -5,16 +5,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from datamodules.beta import BetaDataModule
-from datamodules.gamma import GammaDataModule
-from datamodules.gumbel import GumbelDataModule
-from datamodules.half_normal import HalfNormalDataModule
-from datamodules.laplace import LaplaceDataModule
-from datamodules.one_dimensional import OneDimensionalDataModule
-from datamodules.planar import check_choice
-from datamodules.sampled import SampledDataModule
-from datamodules.skew_normal import SkewNormalDataModule
-from datamodules.uniform import open_uniform
+from lightning_lift.datamodules.beta import BetaDataModule
+from lightning_lift.datamodules.gamma import GammaDataModule
+from lightning_lift.datamodules.gumbel import GumbelDataModule
+from lightning_lift.datamodules.half_normal import HalfNormalDataModule
+from lightning_lift.datamodules.laplace import LaplaceDataModule
+from lightning_lift.datamodules.one_dimensional import OneDimensionalDataModule
+from lightning_lift.datamodules.planar import check_choice
+from lightning_lift.datamodules.sampled import SampledDataModule
+from lightning_lift.datamodules.skew_normal import SkewNormalDataModule
+from lightning_lift.datamodules.uniform import open_uniform
 
 
 class _Logistic(OneDimensionalDataModule):

@@ -8,9 +8,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from datamodules.array_cache import Arrays, cached, fingerprint
-from datamodules.base import DensityDataModule
-from datamodules.maf_archive import ARCHIVE, Form, TableSource, check_archive, fetch_archive, find_table, how_to_get
+from lightning_lift.datamodules.array_cache import Arrays, cached, fingerprint
+from lightning_lift.datamodules.base import DensityDataModule
+from lightning_lift.datamodules.maf_archive import (
+    ARCHIVE,
+    Form,
+    TableSource,
+    check_archive,
+    fetch_archive,
+    find_table,
+    how_to_get,
+)
 
 Floats = npt.NDArray[np.floating]
 

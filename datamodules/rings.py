@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from datamodules.base import check_counts
-from datamodules.curves import panel_rule
-from datamodules.planar import Integral, PlanarDataModule, check_positive
-from datamodules.uniform import open_uniform
+from lightning_lift.datamodules.base import check_counts
+from lightning_lift.datamodules.curves import panel_rule
+from lightning_lift.datamodules.planar import Integral, PlanarDataModule, check_positive
+from lightning_lift.datamodules.uniform import open_uniform
 
 
 class RingsDataModule(PlanarDataModule):

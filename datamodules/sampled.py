@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from datamodules.base import DensityDataModule, check_counts
-from datamodules.seeding import Purpose, generator_at, stream_seed
+from lightning_lift.datamodules.base import DensityDataModule, check_counts
+from lightning_lift.datamodules.seeding import Purpose, generator_at, stream_seed
 
 
 class SampledDataModule(DensityDataModule):

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from datamodules.marginals import Marginal, ShiftedLogNormal, TruncatedNormal, Uniform
+from lightning_lift.datamodules.marginals import Marginal, ShiftedLogNormal, TruncatedNormal, Uniform
 
 _PHI = Uniform(-math.sqrt(3.0), math.sqrt(3.0))
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from datamodules.one_dimensional import OneDimensionalDataModule
+from lightning_lift.datamodules.one_dimensional import OneDimensionalDataModule
 
 _ALPHA = 4.0
 _DELTA = _ALPHA / math.sqrt(1.0 + _ALPHA**2)

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from datamodules.seeding import generator_at
+from lightning_lift.datamodules.seeding import generator_at
 
 Draw = Callable[[int, torch.Generator], Tensor]
 """``draw(num_rows, generator) -> (num_rows, D)``: independent rows made from the generator alone."""

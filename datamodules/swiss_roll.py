@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from datamodules.curves import curve_nodes
-from datamodules.mixtures import PlanarMixture
-from datamodules.planar import Integral, PlanarDataModule, check_width
-from datamodules.uniform import open_uniform
+from lightning_lift.datamodules.curves import curve_nodes
+from lightning_lift.datamodules.mixtures import PlanarMixture
+from lightning_lift.datamodules.planar import Integral, PlanarDataModule, check_width
+from lightning_lift.datamodules.uniform import open_uniform
 
 _START, _STOP = 1.5 * math.pi, 4.5 * math.pi
 _SHRINK = 5.0

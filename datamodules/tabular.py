@@ -10,9 +10,9 @@ from sklearn import datasets
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from datamodules.base import DensityDataModule
-from datamodules.seeding import generator_at, stream_seed
-from datamodules.table_files import Table, TableFile, resolve_columns
+from lightning_lift.datamodules.base import DensityDataModule
+from lightning_lift.datamodules.seeding import generator_at, stream_seed
+from lightning_lift.datamodules.table_files import Table, TableFile, resolve_columns
 
 # those that scikit-learn carries in its own package: nothing is downloaded
 ShippedTable = Literal["load_breast_cancer", "load_diabetes", "load_digits", "load_iris", "load_linnerud", "load_wine"]

@@ -3,8 +3,8 @@
 import torch
 from sklearn.datasets import make_moons
 
-from datamodules.base import check_counts
-from datamodules.labelled import Labelled, LabelledDataModule
+from lightning_lift.datamodules.base import check_counts
+from lightning_lift.datamodules.labelled import Labelled, LabelledDataModule
 
 
 class TwoMoonsDataModule(LabelledDataModule):

@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from datamodules.curves import curve_nodes
-from datamodules.mixtures import PlanarMixture
-from datamodules.planar import Integral, PlanarDataModule, check_choice, check_width
-from datamodules.uniform import open_uniform
+from lightning_lift.datamodules.curves import curve_nodes
+from lightning_lift.datamodules.mixtures import PlanarMixture
+from lightning_lift.datamodules.planar import Integral, PlanarDataModule, check_choice, check_width
+from lightning_lift.datamodules.uniform import open_uniform
 
 _TURN = 3.0 * math.pi  # 540 degrees
 _SHRINK = 3.0

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback, ProgressBar, RichModelSummary,
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_warn
 
-import datamodules  # noqa: F401  # so that short class names resolve
+import lightning_lift.datamodules  # noqa: F401  # so that short class names resolve
 from lightning_lift import __version__
 from lightning_lift.callbacks import PredictionWriter, RunSummary
 from lightning_lift.commands import COMMANDS
@@ -146,7 +146,9 @@ def _check_checkpoint_path(path: str, subcommand: str) -> None:
             "another program; give a file that fit wrote."
         ) from error
     checkpoint = checkpoint if isinstance(checkpoint, dict) else {}
-    if not str(checkpoint.get("hyper_parameters", {}).get("_class_path", "")).startswith("datamodules."):
+    if not str(checkpoint.get("hyper_parameters", {}).get("_class_path", "")).startswith(
+        ("datamodules.", "lightning_lift.datamodules.")
+    ):
         check_stamp(checkpoint)  # the autoencoder of the data package knows nothing of this one
 
 

@@ -133,7 +133,7 @@ def test_predict_needs_no_callback_to_write() -> None:
 
 
 def test_a_checkpoint_from_python_is_tested_by_the_command_line() -> None:
-    from datamodules import GumbelDataModule
+    from lightning_lift.datamodules import GumbelDataModule
 
     data = GumbelDataModule(batch_size=32, batches_per_epoch=4, num_val=200, num_test=200, num_calibration=200)
     module = LogConcaveEBM(dim=1, network=ICNN, parameterization=DirectSoftplus)

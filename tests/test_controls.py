@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules import GumbelDataModule
 from lightning_lift.cli import LiftCLI
+from lightning_lift.datamodules import GumbelDataModule
 from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import Lift, Parameterization, names

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lightning_lift.testing as contracts
-from datamodules import TabularDataModule
+from lightning_lift.datamodules import TabularDataModule
 
 ROOT = Path(__file__).parent.parent
 

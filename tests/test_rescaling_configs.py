@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from datamodules import CIFAR10DataModule
 from lightning_lift.callbacks import PathConditioning
 from lightning_lift.cli import LiftCLI
+from lightning_lift.datamodules import CIFAR10DataModule
 from tests.datamodules.test_cifar10 import write_small
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs" / "rescaling").glob("*.yaml"))

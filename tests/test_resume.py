@@ -9,8 +9,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 
-from datamodules import EightGaussiansDataModule, GumbelDataModule
 from lightning_lift.callbacks import CrossCovariance, DensityFigure, ShoulderOccupancy, WeightHistograms
+from lightning_lift.datamodules import EightGaussiansDataModule, GumbelDataModule
 from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient

@@ -94,7 +94,7 @@ class ProbingCallback(PeriodicCallback):
             raise ValueError(
                 f"{type(self).__name__} needs a data module with probe_batches(num_batches, seed), and the trainer has "
                 f"{'none' if data is None else type(data).__name__}; derive the data module from "
-                "datamodules.base.DensityDataModule, or leave this callback out."
+                "lightning_lift.datamodules.DensityDataModule, or leave this callback out."
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

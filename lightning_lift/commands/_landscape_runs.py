@@ -12,7 +12,7 @@ from jsonargparse import ArgumentError, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
-import datamodules  # noqa: F401  # so that short class names resolve
+import lightning_lift.datamodules  # noqa: F401  # so that short class names resolve
 from lightning_lift.compare import RecordStore, RunRecord
 from lightning_lift.compare.build import read_config
 from lightning_lift.modules.base import ConvexModule

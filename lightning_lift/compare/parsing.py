@@ -21,8 +21,8 @@ from jsonargparse import (  # type: ignore[attr-defined]
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters_context
 
-import datamodules  # noqa: F401  # so that short class names resolve, here and in the next lines
 import lightning_lift.callbacks
+import lightning_lift.datamodules  # so that short class names resolve, here and in the next lines
 import lightning_lift.modules  # noqa: F401
 from lightning_lift.parameterizations import names  # noqa: F401  # short names of the parameterizations
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import lightning as L
 import torch
 
-from datamodules.loading import BatchLoader
 from lightning_lift.compare.build import count_parameters
 from lightning_lift.compare.folders import checkpoint_folder
 from lightning_lift.compare.record import RunRecord, RunSpec
@@ -20,6 +19,7 @@ from lightning_lift.compare.stacked_energy import EnergyLoss
 from lightning_lift.compare.stacked_flow import flow_loss
 from lightning_lift.compare.stacked_loss import Core, StackedLoss
 from lightning_lift.compare.stacking import NotVectorizable, SeedStack, make_optimizer
+from lightning_lift.datamodules.loading import BatchLoader
 from lightning_lift.modules import ConvexModule, ConvexPotentialFlow, LogConcaveEBM
 
 __all__ = ["NotVectorizable", "iterate_vectorized", "run_vectorized"]

@@ -7,7 +7,8 @@ import pytest
 import torch
 import yaml
 
-from datamodules import DensityDataModule
+from lightning_lift import datamodules
+from lightning_lift.datamodules import DensityDataModule
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding_a_data_set.md").read_text()
 
@@ -39,8 +40,6 @@ def test_the_fixed_set() -> None:
 
 def test_the_configuration_names_real_arguments() -> None:
     import inspect
-
-    import datamodules
 
     block = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL).group(1))["data"]
     assert set(block["init_args"]) <= set(inspect.signature(getattr(datamodules, block["class_path"])).parameters)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules import array_cache
-from datamodules.array_cache import cached, fingerprint
+from lightning_lift.datamodules import array_cache
+from lightning_lift.datamodules.array_cache import cached, fingerprint
 
 ARRAYS = {"a": np.arange(6.0).reshape(2, 3), "b": np.ones((1, 2))}
 

@@ -8,7 +8,7 @@ import lightning as L
 import pytest
 import torch
 
-from datamodules import ConvAutoencoder
+from lightning_lift.datamodules import ConvAutoencoder
 
 
 def _loss(model: ConvAutoencoder, batch: Any) -> float:

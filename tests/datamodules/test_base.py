@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from datamodules import DensityDataModule, GumbelDataModule, loading
+from lightning_lift.datamodules import DensityDataModule, GumbelDataModule, loading
 
 
 def small(**arguments: object) -> GumbelDataModule:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from datamodules import CheckerboardDataModule
+from lightning_lift.datamodules import CheckerboardDataModule
 from lightning_lift.testing import DataModuleContract
 
 
@@ -51,7 +51,9 @@ def test_squares_are_equally_likely_and_no_row_lies_outside() -> None:
 def test_rounding_up_stays_in_the_square(monkeypatch) -> None:
     data = CheckerboardDataModule()
     highest = torch.tensor(1.0 - 2.0**-53, dtype=torch.float64)
-    monkeypatch.setattr("datamodules.checkerboard.open_uniform", lambda shape, generator: highest.expand(shape))
+    monkeypatch.setattr(
+        "lightning_lift.datamodules.checkerboard.open_uniform", lambda shape, generator: highest.expand(shape)
+    )
     rows = data.draw(100, torch.Generator().manual_seed(0))
     assert bool(torch.isfinite(data.log_prob(rows)).all())
     whole = data.plane_draw(100, torch.Generator().manual_seed(0))

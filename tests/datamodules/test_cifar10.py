@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import CIFAR10DataModule, cifar10
-from datamodules.cifar10 import RECORD, TEST_FILE, TRAIN_FILES, read_records, unpack
+from lightning_lift.datamodules import CIFAR10DataModule, cifar10
+from lightning_lift.datamodules.cifar10 import RECORD, TEST_FILE, TRAIN_FILES, read_records, unpack
 
 
 def write_small(folder: Path, count: int = 20) -> None:

@@ -7,8 +7,8 @@ import pytest
 from lightning import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
-import datamodules
-from datamodules import DensityDataModule
+from lightning_lift import datamodules
+from lightning_lift.datamodules import DensityDataModule
 
 CONCRETE = [
     getattr(datamodules, name)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from datamodules import CorrelatedGaussianDataModule
+from lightning_lift.datamodules import CorrelatedGaussianDataModule
 from lightning_lift.testing import DataModuleContract
 
 

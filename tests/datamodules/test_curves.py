@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from datamodules.curves import curve_nodes, panel_rule
+from lightning_lift.datamodules.curves import curve_nodes, panel_rule
 
 
 def circle(t: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from datamodules import downloads
-from datamodules.downloads import fetch, part_of
+from lightning_lift.datamodules import downloads
+from lightning_lift.datamodules.downloads import fetch, part_of
 
 CONTENT = bytes(range(256)) * 1200  # 307,200 bytes: several pieces of 64 KiB
 MD5 = hashlib.md5(CONTENT).hexdigest()

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from datamodules import EightGaussiansDataModule
+from lightning_lift.datamodules import EightGaussiansDataModule
 from lightning_lift.testing import DataModuleContract
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from datamodules.frame_pickle import read_frame
+from lightning_lift.datamodules.frame_pickle import read_frame
 
 NAMES = pd.Index(["Time", "CO", "x", "count"], dtype=object)
 

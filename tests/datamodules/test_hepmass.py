@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import HEPMASSDataModule, hepmass, hepmass_files, maf_archive, published
-from datamodules.downloads import md5_of
+from lightning_lift.datamodules import HEPMASSDataModule, hepmass, hepmass_files, maf_archive, published
+from lightning_lift.datamodules.downloads import md5_of
 from lightning_lift.testing import DataModuleContract
 
 DISCRETE = {5, 9, 13, 17, 21}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from datamodules.idx_files import find_idx, read_idx
+from lightning_lift.datamodules.idx_files import find_idx, read_idx
 
 
 def idx(shape: tuple[int, ...], content: bytes | None = None) -> bytes:

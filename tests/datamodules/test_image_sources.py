@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from datamodules import MNISTDataModule, image_sources
-from datamodules.image_sources import download_mnist, read_images
+from lightning_lift.datamodules import MNISTDataModule, image_sources
+from lightning_lift.datamodules.image_sources import download_mnist, read_images
 from tests.datamodules.test_idx_files import idx
 
 
@@ -30,7 +30,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(image_sources, "MNIST_MD5", raw)
     monkeypatch.setattr(image_sources, "MNIST_GZ_MD5", packed)
     monkeypatch.setattr(image_sources, "MNIST_MIRRORS", ((tmp_path / "nothing").as_uri(), there.as_uri()))
-    monkeypatch.setattr("datamodules.downloads._PAUSE", 0.0)
+    monkeypatch.setattr("lightning_lift.datamodules.downloads._PAUSE", 0.0)
     return there
 
 

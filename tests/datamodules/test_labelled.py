@@ -4,8 +4,8 @@ import pytest
 import torch
 from sklearn.datasets import make_moons
 
-from datamodules import TwoMoonsDataModule
-from datamodules.labelled import Labelled, LabelledDataModule, LabelledSource
+from lightning_lift.datamodules import TwoMoonsDataModule
+from lightning_lift.datamodules.labelled import Labelled, LabelledDataModule, LabelledSource
 
 
 class Bytes(LabelledDataModule):

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from datamodules import latent_cache
-from datamodules.autoencoder_training import AutoencoderSettings, train_autoencoder
-from datamodules.latent_cache import cached_autoencoder, fingerprint
+from lightning_lift.datamodules import latent_cache
+from lightning_lift.datamodules.autoencoder_training import AutoencoderSettings, train_autoencoder
+from lightning_lift.datamodules.latent_cache import cached_autoencoder, fingerprint
 
 SETTINGS = AutoencoderSettings(
     code_dim=2, channels=(3, 3), steps=3, batch_size=8, learning_rate=1e-3, code_noise=0.5, code_penalty=1e-4, seed=0

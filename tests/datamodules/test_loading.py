@@ -3,9 +3,9 @@ from itertools import chain
 import pytest
 import torch
 
-from datamodules import loading
-from datamodules.loading import BatchLoader
-from datamodules.seeding import generator_at, stream_seed
+from lightning_lift.datamodules import loading
+from lightning_lift.datamodules.loading import BatchLoader
+from lightning_lift.datamodules.seeding import generator_at, stream_seed
 
 ROWS = torch.arange(23.0)[:, None]
 

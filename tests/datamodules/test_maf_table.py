@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 import torch
 
-from datamodules import MAFTableDataModule, maf_archive
-from datamodules.downloads import md5_of
-from datamodules.maf_tables import TABLES
+from lightning_lift.datamodules import MAFTableDataModule, maf_archive
+from lightning_lift.datamodules.downloads import md5_of
+from lightning_lift.datamodules.maf_tables import TABLES
 
 
 def data_of(table: str, path: Path, **arguments) -> MAFTableDataModule:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from datamodules.marginals import Marginal, ShiftedLogNormal, TruncatedNormal, Uniform
+from lightning_lift.datamodules.marginals import Marginal, ShiftedLogNormal, TruncatedNormal, Uniform
 
 CASES: list[tuple[Marginal, object]] = [
     (Uniform(-1.0, 2.5), stats.uniform(-1.0, 3.5)),

@@ -4,8 +4,8 @@ import pytest
 import torch
 from scipy import stats
 
-from datamodules import mixtures
-from datamodules.mixtures import PlanarMixture
+from lightning_lift.datamodules import mixtures
+from lightning_lift.datamodules.mixtures import PlanarMixture
 
 
 def scattered(count: int, std: float, side: float = 0.0) -> PlanarMixture:

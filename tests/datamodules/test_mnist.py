@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from datamodules import MNISTDataModule, image_sources
+from lightning_lift.datamodules import MNISTDataModule, image_sources
 from tests.datamodules.test_idx_files import idx
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import MNISTLatentsDataModule, image_sources, latent_cache
+from lightning_lift.datamodules import MNISTLatentsDataModule, image_sources, latent_cache
 from lightning_lift.testing import DataModuleContract
 from tests.datamodules.test_idx_files import idx
 
@@ -232,7 +232,7 @@ def test_several_processes_train_one_autoencoder(tmp_path: Path) -> None:
     code = f"""
 import os
 import lightning as L, torch
-from datamodules import MNISTLatentsDataModule, latent_cache
+from lightning_lift.datamodules import MNISTLatentsDataModule, latent_cache
 from tests.datamodules.test_mnist_latents import Mean, latents
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import torch
 from scipy import integrate, stats
 from sklearn.datasets import make_moons
 
-from datamodules import MoonsDataModule
+from lightning_lift.datamodules import MoonsDataModule
 from lightning_lift.testing import DataModuleContract
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from datamodules import (
+from lightning_lift.datamodules import (
     BetaDataModule,
     GammaDataModule,
     GumbelDataModule,

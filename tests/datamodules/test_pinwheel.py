@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from datamodules import PinwheelDataModule
+from lightning_lift.datamodules import PinwheelDataModule
 from lightning_lift.testing import DataModuleContract
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from datamodules import (
+from lightning_lift.datamodules import (
     CheckerboardDataModule,
     EightGaussiansDataModule,
     MoonsDataModule,
@@ -14,7 +14,7 @@ from datamodules import (
     SwissRollDataModule,
     TwoSpiralsDataModule,
 )
-from datamodules.planar import Integral, PlanarDataModule, check_choice, check_width
+from lightning_lift.datamodules.planar import Integral, PlanarDataModule, check_choice, check_width
 
 # with the points along each side of the window: a spacing of at most 0.7 standard deviations of the noise
 CASES = {

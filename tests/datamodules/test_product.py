@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from datamodules import ProductDataModule
+from lightning_lift.datamodules import ProductDataModule
 from lightning_lift.testing import DataModuleContract
 
 TRUTHS = {

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from datamodules.progress import CountedFile, byte_progress
+from lightning_lift.datamodules.progress import CountedFile, byte_progress
 
 
 def test_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

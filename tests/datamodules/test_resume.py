@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from datamodules import GumbelDataModule
+from lightning_lift.datamodules import GumbelDataModule
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 BATCHES = 6

@@ -4,8 +4,8 @@ import pytest
 import torch
 from scipy import stats
 
-from datamodules import RingsDataModule
-from datamodules.mixtures import PlanarMixture
+from lightning_lift.datamodules import RingsDataModule
+from lightning_lift.datamodules.mixtures import PlanarMixture
 from lightning_lift.testing import DataModuleContract
 
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from datamodules.hepmass_files import COLUMNS
-from datamodules.simulated_hepmass import MARGINALS, SimulatedHEPMASS
+from lightning_lift.datamodules.hepmass_files import COLUMNS
+from lightning_lift.datamodules.simulated_hepmass import MARGINALS, SimulatedHEPMASS
 
 
 @pytest.fixture(scope="module")

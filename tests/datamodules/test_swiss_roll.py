@@ -6,7 +6,7 @@ import torch
 from scipy import integrate, stats
 from sklearn.datasets import make_swiss_roll
 
-from datamodules import SwissRollDataModule
+from lightning_lift.datamodules import SwissRollDataModule
 from lightning_lift.testing import DataModuleContract
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.datasets import load_iris
 
-from datamodules import TabularDataModule
+from lightning_lift.datamodules import TabularDataModule
 
 RNG = np.random.default_rng(0)
 TABLE = pd.DataFrame(

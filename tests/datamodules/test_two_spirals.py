@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import integrate
 
-from datamodules import TwoSpiralsDataModule
+from lightning_lift.datamodules import TwoSpiralsDataModule
 from lightning_lift.testing import DataModuleContract
 
 

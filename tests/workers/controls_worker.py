@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from datamodules import GumbelDataModule
+from lightning_lift.datamodules import GumbelDataModule
 from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import ADMM, DirectNoise, FrozenBatch, IndependentBatch

@@ -7,8 +7,8 @@ from pathlib import Path
 import lightning as L
 import torch
 
-from datamodules import EightGaussiansDataModule, GumbelDataModule
 from lightning_lift.callbacks import CrossCovariance, DensityFigure, ShoulderOccupancy
+from lightning_lift.datamodules import EightGaussiansDataModule, GumbelDataModule
 from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient

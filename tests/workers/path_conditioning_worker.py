@@ -7,8 +7,8 @@ from pathlib import Path
 import lightning as L
 import torch
 
-from datamodules import TwoMoonsDataModule
 from lightning_lift.callbacks import PathConditioning
+from lightning_lift.datamodules import TwoMoonsDataModule
 from lightning_lift.modules import ReLUClassifier, ReLUMLP
 
 

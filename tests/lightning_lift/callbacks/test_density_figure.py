@@ -11,9 +11,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from torch import Tensor
 
-from datamodules.tabular import TabularDataModule
 from lightning_lift.callbacks import DensityFigure
 from lightning_lift.callbacks._density_plot import DensityPicture, draw_density, histogram
+from lightning_lift.datamodules.tabular import TabularDataModule
 from tests.lightning_lift.callbacks.runs import events, make_trainer, small_data, small_model
 
 

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from datamodules import EightGaussiansDataModule, GumbelDataModule, TabularDataModule
 from lightning_lift.callbacks import FlowFigure
 from lightning_lift.callbacks import flow_figure as module_under_test
 from lightning_lift.callbacks._flow_plot import FlowPicture, MarginalPicture, draw_flow, draw_marginals
+from lightning_lift.datamodules import EightGaussiansDataModule, GumbelDataModule, TabularDataModule
 from lightning_lift.modules import ConvexPotentialFlow, NormalizingFlow
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from datamodules import MNISTLatentsDataModule
 from lightning_lift.callbacks import LatentImages
 from lightning_lift.callbacks.latent_images import LatentPicture, draw_latents, tiled
+from lightning_lift.datamodules import MNISTLatentsDataModule
 from tests.lightning_lift.callbacks.runs import events, make_trainer, small_data, small_model
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from datamodules.tabular import TabularDataModule
 from lightning_lift.callbacks import PredictionWriter
 from lightning_lift.callbacks.prediction_writer import _in_order
+from lightning_lift.datamodules.tabular import TabularDataModule
 from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules import EightGaussiansDataModule, TabularDataModule
 from lightning_lift.callbacks import SampleDistance
+from lightning_lift.datamodules import EightGaussiansDataModule, TabularDataModule
 from lightning_lift.metrics import energy_distance, maximum_mean_discrepancy
 from lightning_lift.modules import NormalizingFlow
 from tests.lightning_lift.callbacks.runs import make_trainer, small_data, small_model

@@ -37,7 +37,7 @@ def spec(arm: str, seed: int) -> RunSpec:
             },
         },
         "data": {
-            "class_path": "datamodules.GumbelDataModule",
+            "class_path": "lightning_lift.datamodules.GumbelDataModule",
             "init_args": {
                 "batch_size": 32,
                 "batches_per_epoch": 12,

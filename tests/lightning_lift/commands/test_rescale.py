@@ -10,9 +10,9 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor, nn
 
-from datamodules import ConvAutoencoder, GumbelDataModule, TwoMoonsDataModule
 from lightning_lift.cli import main
 from lightning_lift.commands.rescale import rescale_checkpoint
+from lightning_lift.datamodules import ConvAutoencoder, GumbelDataModule, TwoMoonsDataModule
 from lightning_lift.modules import LogConcaveEBM, ReLUClassifier, ReLUMLP
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient

@@ -105,7 +105,10 @@ def synthetic_record(
                 "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": rate, "betas": [0.9, 0.99]}},
             },
         },
-        "data": {"class_path": "datamodules.GumbelDataModule", "init_args": {"batch_size": 256, "data_seed": seed}},
+        "data": {
+            "class_path": "GumbelDataModule",
+            "init_args": {"batch_size": 256, "data_seed": seed},
+        },
         "trainer": {"max_steps": 3000, "gradient_clip_val": 1.0},
     }
     return RunRecord(

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from datamodules import GumbelDataModule
 from lightning_lift.compare.schedule import look_interval, own_steps, scaled_scheduler
+from lightning_lift.datamodules import GumbelDataModule
 
 SCHEDULERS = "torch.optim.lr_scheduler"
 

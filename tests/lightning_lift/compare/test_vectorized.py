@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules import GumbelDataModule
 from lightning_lift.compare.arms import parse_arm
 from lightning_lift.compare.build import read_config, resolve
 from lightning_lift.compare.record import RunRecord, RunSpec
 from lightning_lift.compare.run import run
 from lightning_lift.compare.vectorized import NotVectorizable, run_vectorized
+from lightning_lift.datamodules import GumbelDataModule
 from lightning_lift.modules import LogConcaveEBM, density
 
 STEPS = 60

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules import GumbelDataModule
+from lightning_lift.datamodules import GumbelDataModule
 from lightning_lift.diagnostics.weight_spaces import NetworkSpace, TrainedSpace, evaluation_loss, network_weights
 from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM
 from lightning_lift.networks import ICNN

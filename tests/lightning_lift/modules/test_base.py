@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
-from datamodules import GumbelDataModule
+from lightning_lift.datamodules import GumbelDataModule
 from lightning_lift.modules import ConvexModule
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, Parameterization, ProjectedGradient

@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 import torch
 
-from datamodules import TwoMoonsDataModule
+from lightning_lift.datamodules import TwoMoonsDataModule
 from lightning_lift.modules import ReLUClassifier, ReLUMLP
 
 NETWORK = functools.partial(ReLUMLP, num_classes=2, widths=[16, 16])

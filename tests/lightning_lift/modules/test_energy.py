@@ -5,7 +5,7 @@ import lightning as L
 import pytest
 import torch
 
-from datamodules import BetaDataModule, GammaDataModule, GumbelDataModule, TabularDataModule
+from lightning_lift.datamodules import BetaDataModule, GammaDataModule, GumbelDataModule, TabularDataModule
 from lightning_lift.modules import ConvexModule, LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from datamodules import EightGaussiansDataModule, GumbelDataModule, TabularDataModule
+from lightning_lift.datamodules import EightGaussiansDataModule, GumbelDataModule, TabularDataModule
 from lightning_lift.flows.logdet import StochasticLogDet
 from lightning_lift.modules import ConvexModule, ConvexPotentialFlow, FrozenFlow
 from lightning_lift.networks import ICNN, ActNorm

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from datamodules import GumbelDataModule, TabularDataModule
+from lightning_lift.datamodules import GumbelDataModule, TabularDataModule
 from lightning_lift.modules import FrozenDensity, LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import Lift, ProjectedGradient

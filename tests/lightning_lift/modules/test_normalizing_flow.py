@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
-from datamodules import EightGaussiansDataModule, GumbelDataModule, TabularDataModule
+from lightning_lift.datamodules import EightGaussiansDataModule, GumbelDataModule, TabularDataModule
 from lightning_lift.flows.nflows_adapter import FlowKind
 from lightning_lift.modules import FrozenNormalizingFlow, NormalizingFlow
 from lightning_lift.testing import ModuleContract

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from datamodules import GumbelDataModule, TabularDataModule
+from lightning_lift.datamodules import GumbelDataModule, TabularDataModule
 from lightning_lift.modules import ConvexModule, DensityTask, FrozenDistribution, TaskModule
 from lightning_lift.testing import ModuleContract
 

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 import torch
 
-from datamodules import TabularDataModule
 from lightning_lift.callbacks import DensityFigure, PredictionWriter
+from lightning_lift.datamodules import TabularDataModule
 from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus

@@ -10,7 +10,7 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from datamodules import GumbelDataModule
+from lightning_lift.datamodules import GumbelDataModule
 from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import ADMM, Parameterization, ProjectedGradient

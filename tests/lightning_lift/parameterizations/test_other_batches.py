@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules import GumbelDataModule
+from lightning_lift.datamodules import GumbelDataModule
 from lightning_lift.diagnostics import collect, undisturbed
 from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.networks import ICNN

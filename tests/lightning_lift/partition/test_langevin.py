@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from datamodules import GammaDataModule
+from lightning_lift.datamodules import GammaDataModule
 from lightning_lift.diagnostics import undisturbed
 from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.networks import ICNN
