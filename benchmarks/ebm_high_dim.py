@@ -43,7 +43,7 @@ from lightning_lift.datamodules import CorrelatedGaussianDataModule, ProductData
 from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
-from lightning_lift.partition import AnnealedImportance, Langevin
+from lightning_lift.partition import AnnealedImportanceSampling, Langevin
 
 Job = dict[str, Any]
 
@@ -107,7 +107,7 @@ def evaluated(module: LogConcaveEBM, data: Any) -> Job:
     module.eval()
     if module.parameterization.is_stale:
         module.parameterization.calibrate(data.calibration_dataloader())
-    evaluation = AnnealedImportance()
+    evaluation = AnnealedImportanceSampling()
     evaluation.prepare(data.support, data.window)
     rows = data.split("test")
     with torch.no_grad():

@@ -24,8 +24,8 @@ class LogConcaveEBM(DensityModule):
     ``freeze`` use the log Z of ``evaluation``.
 
     Logged beside the metrics of ``DensityModule``: ``val/`` and ``test/log_partition``, the estimator's own figures on
-    its accuracy (``tail_bound`` and ``quadrature_error`` for quadrature; ``AnnealedImportance`` documents its own), and
-    in validation those of the training partition on its state. ``test/nll_standard_error`` is over the test rows;
+    its accuracy (each estimator documents its own), and in validation those of the training partition on its state.
+    ``test/nll_standard_error`` is over the test rows;
     ``test/nll_total_error`` is the root of the sum of its square and of log Z's squared standard error, where the
     estimator states one: rows and chains are drawn independently.
 
@@ -36,7 +36,7 @@ class LogConcaveEBM(DensityModule):
         partition: factory of the estimator of log Z in training: ``Quadrature`` (one or two dimensions),
             ``Langevin``, ``FlowImportance``.
         evaluation: factory of the estimator of log Z in validation, test, predict and freeze, such as
-            ``AnnealedImportance``, and of the draws; None for what ``partition`` itself brings.
+            ``AnnealedImportanceSampling``, and of the draws; None for what ``partition`` itself brings.
         optimizer: factory of the optimizer, called with the parameters.
         lr_scheduler: factory of a learning-rate scheduler, called with the optimizer; it steps once per optimizer step.
         learning_rate: replaces the optimizer's own learning rate; what a learning-rate finder sets.

@@ -9,12 +9,12 @@ import torch.distributed as dist
 from torch import Tensor
 from tqdm import tqdm
 
-from lightning_lift.partition.annealing import Path, backwards, forwards, log_mean, plan, systematic
-from lightning_lift.partition.base import PartitionEstimate
+from lightning_lift.partition.annealing import Path, backwards, forwards, plan
+from lightning_lift.partition.base import EstimateMemory, PartitionEstimate
 from lightning_lift.partition.chain_partition import ChainPartition
 from lightning_lift.partition.chains import HAMILTONIAN_ACCEPTANCE, Ensemble, adapted, quarter_turn, step
-from lightning_lift.partition.memory import EstimateMemory
-from lightning_lift.partition.start import find_start
+from lightning_lift.partition.importance_weights import log_mean, systematic
+from lightning_lift.partition.pilot import find_start
 from lightning_lift.potential import Potential
 
 _WIDEST = 0.1  # nats between the bounds beyond which an estimate is not to be trusted
@@ -22,7 +22,7 @@ _SETTLING = 20  # Hamiltonian steps at the density between the two directions
 _BAR_DELAY = 5.0  # seconds after which a progress bar appears
 
 
-class AnnealedImportance(ChainPartition):
+class AnnealedImportanceSampling(ChainPartition):
     """Annealed importance sampling from the best Gaussian that the mode and a pilot run suggest. Evaluation only.
 
     Chains go from that Gaussian to the density through intermediate ones, and their weights average to Z without bias
@@ -92,8 +92,8 @@ class AnnealedImportance(ChainPartition):
             NotImplementedError: always.
         """
         raise NotImplementedError(
-            "AnnealedImportance evaluates and gives no gradient: train with partition Langevin, FlowImportance or (one "
-            "or two dimensions) Quadrature, and name AnnealedImportance as the model's evaluation."
+            "AnnealedImportanceSampling evaluates and gives no gradient: train with partition Langevin, FlowImportance "
+            "or (one or two dimensions) Quadrature, and name AnnealedImportanceSampling as the model's evaluation."
         )
 
     def evaluate(self, potential: Potential) -> PartitionEstimate:
@@ -144,6 +144,10 @@ class AnnealedImportance(ChainPartition):
         return PartitionEstimate(torch.tensor(value).to(target.like), figures)
 
 
+class AnnealedImportance(AnnealedImportanceSampling):
+    """The former name of ``AnnealedImportanceSampling``, for checkpoints and configurations that use it."""
+
+
 def _settled(path: Path, chains: Ensemble, step_size: float, generator: torch.Generator) -> Ensemble:
     for _ in range(_SETTLING):
         chains, acceptance = step(path.target, chains, step_size, path.factor, generator, quarter_turn(step_size))
@@ -169,6 +173,7 @@ def _warn(value: float, figures: dict[str, float]) -> None:
     warnings.warn(
         f"log Z = {value:.3f} is not to be trusted: its standard error is "
         f"{figures['log_partition_standard_error']:.3f} nats at an effective sample size of "
-        f"{figures['effective_sample_size']:.0f}{bounds}; raise num_temperatures or num_chains of AnnealedImportance.",
+        f"{figures['effective_sample_size']:.0f}{bounds}; raise num_temperatures or num_chains of "
+        "AnnealedImportanceSampling.",
         stacklevel=2,
     )

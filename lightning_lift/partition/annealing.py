@@ -17,8 +17,9 @@ from lightning_lift.partition.chains import (
     step,
 )
 from lightning_lift.partition.coordinates import Target
-from lightning_lift.partition.laplace import Gaussian
-from lightning_lift.partition.start import Start
+from lightning_lift.partition.importance_weights import systematic
+from lightning_lift.partition.laplace_approximation import Gaussian
+from lightning_lift.partition.pilot import Start
 
 _SCOUT_CHAINS = 256
 _SCOUT_SIZE = 0.8  # conditional effective sample size, as a fraction, that a scout's increment leaves
@@ -147,35 +148,6 @@ def backwards(path: Path, chains: Ensemble, generator: torch.Generator, stages: 
         chains = path.move(chains, index, generator)
         log_weights += (path.temperatures[index] - path.temperatures[index - 1]) * path.log_ratios(chains)
     return log_weights.nan_to_num(nan=-torch.inf)
-
-
-def log_mean(log_weights: Tensor) -> tuple[float, float, float]:
-    """log mean w, its standard error by the delta method, and the effective sample size (sum w)^2 / sum w^2.
-
-    Args:
-        log_weights: of independent chains, shape (C,), float64.
-    """
-    count = len(log_weights)
-    weights = (log_weights - log_weights.max()).exp()
-    mean = float(weights.mean())
-    value = math.log(mean) + float(log_weights.max()) if mean > 0.0 else -math.inf
-    error = float(weights.std()) / mean / math.sqrt(count) if mean > 0.0 else math.inf
-    return value, error, float(weights.sum().square() / weights.square().sum())
-
-
-def systematic(log_weights: Tensor, num_draws: int, generator: torch.Generator) -> Tensor:
-    """Positions drawn in proportion to the weights by systematic resampling, shape (num_draws,).
-
-    Args:
-        log_weights: shape (C,), float64, on the CPU.
-        num_draws: how many positions.
-        generator: on the CPU.
-    """
-    weights = (log_weights - log_weights.max()).exp().nan_to_num(nan=0.0)
-    cumulative = weights.cumsum(0) / weights.sum()
-    offset = float(torch.rand((), generator=generator, dtype=torch.float64))
-    levels = (torch.arange(num_draws, dtype=torch.float64) + offset) / num_draws
-    return torch.searchsorted(cumulative, levels).clamp(max=len(weights) - 1)
 
 
 def _tempering(gaussian: Gaussian, b: float) -> Tempering:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lightning_lift.partition.base import Partition
 from lightning_lift.partition.coordinates import Coordinates, Target
-from lightning_lift.partition.drawing import draw
+from lightning_lift.partition.hmc import draw
 from lightning_lift.potential import Potential
 
 

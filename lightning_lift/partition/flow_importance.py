@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from lightning_lift.flows.nflows_adapter import FlowKind
-from lightning_lift.partition.annealing import log_mean
-from lightning_lift.partition.base import PartitionEstimate
+from lightning_lift.partition.base import EstimateMemory, PartitionEstimate
 from lightning_lift.partition.chain_partition import ChainPartition
 from lightning_lift.partition.coordinates import Target
 from lightning_lift.partition.flow_proposal import FlowProposal, FlowSettings
-from lightning_lift.partition.memory import EstimateMemory
-from lightning_lift.partition.pareto import pareto_shape
-from lightning_lift.partition.start import find_start
+from lightning_lift.partition.importance_weights import log_mean, pareto_shape
+from lightning_lift.partition.pilot import find_start
 from lightning_lift.potential import Potential
 
 _PILOT_CHAINS = 256
@@ -45,7 +43,8 @@ class FlowImportance(ChainPartition):
     ``flow_relative_entropy`` (KL(q | p), nats) and ``log_partition_trusted`` (1 or 0). An estimate with an effective
     sample size below a tenth of the draws, a shape above 0.7 or a standard error above 0.05 nats is not to be trusted,
     and a warning says so. A q that misses a part of the density altogether cannot be seen from its own draws:
-    name ``AnnealedImportance`` as the model's ``evaluation`` for a bracket. ``sample`` draws by Hamiltonian chains.
+    name ``AnnealedImportanceSampling`` as the model's ``evaluation`` for a bracket. ``sample`` draws by Hamiltonian
+    chains.
 
     In validation it also reports on training: ``flow_efficiency`` (effective sample size over ``num_samples``),
     ``training_relative_entropy`` and ``flow_steps`` (a call), averaged over the last calls.
@@ -309,6 +308,6 @@ def _warn(value: float, figures: dict[str, float], num_draws: int) -> None:
         f"{figures['effective_sample_size']:.0f} are effective, its standard error is "
         f"{figures['log_partition_standard_error']:.3f} nats and the tail of its weights has the shape "
         f"{figures['pareto_shape']:.2f} (at most {_LARGEST_SHAPE}); raise warm_up, num_layers or evaluation_samples of "
-        "FlowImportance, or name AnnealedImportance as the model's evaluation.",
+        "FlowImportance, or name AnnealedImportanceSampling as the model's evaluation.",
         stacklevel=2,
     )

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from lightning_lift.flows.nflows_adapter import FlowKind, make_flow, to_noise
 from lightning_lift.partition.chains import covariance_factor
 from lightning_lift.partition.coordinates import Target
-from lightning_lift.partition.laplace import Gaussian
+from lightning_lift.partition.laplace_approximation import Gaussian
 
 _AFFINE_RATE = 10.0  # times the flow's learning rate: the energy's spread moves further than its shape
 _CLIP = 10.0  # norm of the gradient of one step

@@ -9,12 +9,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_lift.diagnostics.mcmc import effective_sample_size, split_r_hat
-from lightning_lift.partition.annealed import AnnealedImportance
+from lightning_lift.partition.annealed import AnnealedImportanceSampling
 from lightning_lift.partition.base import PartitionEstimate
 from lightning_lift.partition.chain_partition import ChainPartition
 from lightning_lift.partition.chains import LANGEVIN_ACCEPTANCE, Ensemble, adapted, factor_of, step
 from lightning_lift.partition.coordinates import Target
-from lightning_lift.partition.start import find_start
+from lightning_lift.partition.pilot import find_start
 from lightning_lift.potential import Potential
 
 _STEP_GAIN = 0.05
@@ -34,8 +34,8 @@ class Langevin(ChainPartition):
     covariance, and the step size follows the acceptance. ``forward`` gives -mean E(chains), whose gradient in the
     weights is an estimate of that of log Z. Its value is NOT log Z: with it the training loss is the difference of
     mean energies between data and chains, which says how far the model is from the data's moments (zero when they
-    agree), and is no likelihood. ``evaluate`` and ``sample`` are those of ``AnnealedImportance`` with its defaults;
-    for other settings name it as the model's ``evaluation``.
+    agree), and is no likelihood. ``evaluate`` and ``sample`` are those of ``AnnealedImportanceSampling`` with its
+    defaults; for other settings name it as the model's ``evaluation``.
 
     In validation it reports ``chain_acceptance``, ``chain_step_size``, and over the last calls of ``forward``
     ``chain_r_hat`` (the largest over columns and the energy; the target's own drift raises it too) and
@@ -60,7 +60,7 @@ class Langevin(ChainPartition):
         self.num_chains = num_chains
         self.num_steps = num_steps
         self.seed = seed
-        self._evaluator = (AnnealedImportance(),)  # in a tuple: it has no state to keep in a checkpoint
+        self._evaluator = (AnnealedImportanceSampling(),)  # in a tuple: it has no state to keep in a checkpoint
         self._state: dict[str, Any] | None = None
         self._warned = False
 
@@ -168,11 +168,11 @@ class Langevin(ChainPartition):
             )
 
     def evaluate(self, potential: Potential) -> PartitionEstimate:
-        """log Z by ``AnnealedImportance`` with its defaults."""
+        """log Z by ``AnnealedImportanceSampling`` with its defaults."""
         return self._evaluator[0].evaluate(potential)
 
     def evaluate_quickly(self, potential: Potential) -> PartitionEstimate:
-        """log Z by ``AnnealedImportance``, with the fewer temperatures of validation."""
+        """log Z by ``AnnealedImportanceSampling``, with the fewer temperatures of validation."""
         return self._evaluator[0].evaluate_quickly(potential)
 
     @torch.no_grad()

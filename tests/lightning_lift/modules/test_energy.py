@@ -9,7 +9,7 @@ from lightning_lift.datamodules import BetaDataModule, GammaDataModule, GumbelDa
 from lightning_lift.modules import ConvexModule, LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
-from lightning_lift.partition import AnnealedImportance, Langevin, Quadrature
+from lightning_lift.partition import AnnealedImportanceSampling, Langevin, Quadrature
 from lightning_lift.partition.grids import grid_points, log_integral
 from lightning_lift.testing import ModuleContract
 
@@ -50,7 +50,7 @@ class TestProjectedInThePlane(ModuleContract):
         return TabularDataModule(table="load_wine", columns=["alcohol", "color_intensity"], batch_size=32)
 
 
-QUICK = functools.partial(AnnealedImportance, num_chains=64, num_temperatures=20, validation_temperatures=10)
+QUICK = functools.partial(AnnealedImportanceSampling, num_chains=64, num_temperatures=20, validation_temperatures=10)
 LANGEVIN = functools.partial(Langevin, num_chains=32, num_steps=2)
 FLOWERS = ["sepal length (cm)", "sepal width (cm)", "petal length (cm)", "petal width (cm)"]
 
@@ -273,7 +273,7 @@ def test_annealed_importance_agrees_with_quadrature_on_a_trained_model() -> None
     module, trainer = fitted(data, steps=100, parameterization=DirectSoftplus)
     exact = trainer.test(module, datamodule=data, verbose=False)[0]
     again = LogConcaveEBM(
-        dim=2, network=SMALL, parameterization=DirectSoftplus, evaluation=functools.partial(AnnealedImportance)
+        dim=2, network=SMALL, parameterization=DirectSoftplus, evaluation=functools.partial(AnnealedImportanceSampling)
     )
     again.load_state_dict(module.state_dict(), strict=False)
     annealed = TestLift1D()._trainer().test(again, datamodule=data, verbose=False)[0]

@@ -3,11 +3,13 @@ import warnings
 
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from torch import Tensor
 
+from lightning_lift.modules.factories import factory
 from lightning_lift.networks import ICNN
-from lightning_lift.partition import AnnealedImportance, Quadrature
-from lightning_lift.partition.annealing import log_mean, systematic
+from lightning_lift.partition import AnnealedImportanceSampling, Partition, Quadrature
+from lightning_lift.partition.importance_weights import log_mean, systematic
 from lightning_lift.potential import Potential
 from tests.problems import (
     CorrelatedQuadratic,
@@ -23,8 +25,8 @@ from tests.problems import (
 BOUNDED = (GammaEnergy, ExponentialEnergy)
 
 
-def prepared(network: torch.nn.Module, **arguments: object) -> tuple[AnnealedImportance, Potential]:
-    estimator = AnnealedImportance(**{"num_temperatures": 150, **arguments})
+def prepared(network: torch.nn.Module, **arguments: object) -> tuple[AnnealedImportanceSampling, Potential]:
+    estimator = AnnealedImportanceSampling(**{"num_temperatures": 150, **arguments})
     low = network.mean if isinstance(network, BOUNDED) else -math.inf
     estimator.prepare(torch.tensor([[low], [math.inf]]).expand(2, network.dim), None)
     return estimator, potential_of(network)
@@ -155,11 +157,11 @@ def test_draws(energy: type, count: int) -> None:
 
 
 def test_chains_that_have_not_mixed_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lightning_lift.partition import drawing
+    from lightning_lift.partition import hmc
 
     estimator, potential = prepared(CorrelatedQuadratic(8, condition=1e4))
-    monkeypatch.setattr(drawing, "quarter_turn", lambda step_size: 1)
-    monkeypatch.setattr(drawing, "adapted", lambda *_, **__: 0.05)
+    monkeypatch.setattr(hmc, "quarter_turn", lambda step_size: 1)
+    monkeypatch.setattr(hmc, "adapted", lambda *_, **__: 0.05)
     with pytest.warns(UserWarning, match="have not mixed: R-hat"):
         estimator.sample(potential, 200, seed=0)
 
@@ -169,13 +171,13 @@ def test_it_does_not_train() -> None:
     with pytest.raises(NotImplementedError, match="train with partition Langevin"):
         estimator(potential)
     with pytest.raises(RuntimeError, match="knows no support yet"):
-        AnnealedImportance().evaluate(potential)
+        AnnealedImportanceSampling().evaluate(potential)
 
 
 @pytest.mark.parametrize("name", ["num_chains", "num_temperatures", "validation_temperatures", "num_leapfrog"])
 def test_numbers_below_their_least_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}=0"):
-        AnnealedImportance(**{name: 0})
+        AnnealedImportanceSampling(**{name: 0})
 
 
 def test_log_mean_of_known_weights() -> None:
@@ -202,3 +204,17 @@ def test_under_inference_mode_without_warnings() -> None:
         inside = estimator.evaluate(potential)
     fresh, _ = prepared(GammaEnergy(3), num_temperatures=10)
     assert torch.equal(fresh.evaluate(potential).log_partition, inside.log_partition)
+
+
+@pytest.mark.parametrize("module", ["lightning_lift.partition", "lightning_lift.partition.annealed"])
+def test_the_former_name_still_resolves(module: str) -> None:
+    former = factory("evaluation", {"class_path": f"{module}.AnnealedImportance", "init_args": {"num_chains": 32}})()
+    assert isinstance(former, AnnealedImportanceSampling)
+    assert former.num_chains == 32
+
+
+def test_the_former_name_still_resolves_on_the_command_line() -> None:
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(Partition, "evaluation")
+    settings = parser.parse_args(["--evaluation", "AnnealedImportance", "--evaluation.num_chains", "32"])
+    assert isinstance(parser.instantiate(settings).evaluation, AnnealedImportanceSampling)

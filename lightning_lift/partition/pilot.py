@@ -15,7 +15,7 @@ from lightning_lift.partition.chains import (
     step,
 )
 from lightning_lift.partition.coordinates import Target
-from lightning_lift.partition.laplace import Gaussian, find_mode
+from lightning_lift.partition.laplace_approximation import Gaussian, find_mode
 
 _ROUNDS = 4  # each with the covariance of the round before
 _STEPS = 10  # Hamiltonian steps of a round; the second half of them tells the covariance

@@ -1,4 +1,4 @@
-"""The shape of the largest importance weights, which says whether their mean can be trusted."""
+"""The mean of importance weights with its error, draws in their proportion, and whether they can be trusted."""
 
 import math
 
@@ -7,6 +7,35 @@ from torch import Tensor
 
 _PRIOR_WEIGHT, _PRIOR_SHAPE = 10.0, 0.5  # the weak prior of Vehtari et al. (2024), appendix C
 _FEWEST = 5  # points of a tail that can be fitted
+
+
+def log_mean(log_weights: Tensor) -> tuple[float, float, float]:
+    """log mean w, its standard error by the delta method, and the effective sample size (sum w)^2 / sum w^2.
+
+    Args:
+        log_weights: of independent chains, shape (C,), float64.
+    """
+    count = len(log_weights)
+    weights = (log_weights - log_weights.max()).exp()
+    mean = float(weights.mean())
+    value = math.log(mean) + float(log_weights.max()) if mean > 0.0 else -math.inf
+    error = float(weights.std()) / mean / math.sqrt(count) if mean > 0.0 else math.inf
+    return value, error, float(weights.sum().square() / weights.square().sum())
+
+
+def systematic(log_weights: Tensor, num_draws: int, generator: torch.Generator) -> Tensor:
+    """Positions drawn in proportion to the weights by systematic resampling, shape (num_draws,).
+
+    Args:
+        log_weights: shape (C,), float64, on the CPU.
+        num_draws: how many positions.
+        generator: on the CPU.
+    """
+    weights = (log_weights - log_weights.max()).exp().nan_to_num(nan=0.0)
+    cumulative = weights.cumsum(0) / weights.sum()
+    offset = float(torch.rand((), generator=generator, dtype=torch.float64))
+    levels = (torch.arange(num_draws, dtype=torch.float64) + offset) / num_draws
+    return torch.searchsorted(cumulative, levels).clamp(max=len(weights) - 1)
 
 
 def pareto_shape(log_weights: Tensor) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_lift.diagnostics.mcmc import effective_sample_size, split_r_hat
 from lightning_lift.partition.chains import Ensemble, adapted, quarter_turn, step
 from lightning_lift.partition.coordinates import Target
-from lightning_lift.partition.start import find_start
+from lightning_lift.partition.pilot import find_start
 
 _FEWEST_CHAINS, _MOST_CHAINS = 128, 2048
 _SETTLING = 20  # steps at the pilot's covariance before the history begins

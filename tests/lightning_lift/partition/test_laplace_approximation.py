@@ -6,8 +6,8 @@ import torch
 
 from lightning_lift.networks import ICNN
 from lightning_lift.partition.coordinates import Coordinates, Target
-from lightning_lift.partition.laplace import Gaussian, find_mode
-from lightning_lift.partition.start import find_start
+from lightning_lift.partition.laplace_approximation import Gaussian, find_mode
+from lightning_lift.partition.pilot import find_start
 from tests.problems import (
     CorrelatedQuadratic,
     ExponentialEnergy,

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from lightning_lift.partition.pareto import pareto_shape
+from lightning_lift.partition.importance_weights import pareto_shape
 
 M = 8192
 
