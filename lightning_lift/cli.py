@@ -19,10 +19,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 import lightning_lift.datamodules  # noqa: F401  # so that short class names resolve
 from lightning_lift import __version__
 from lightning_lift.callbacks import PredictionWriter, RunSummary
-from lightning_lift.commands import COMMANDS
+from lightning_lift.commands import COMMANDS, underscored
 from lightning_lift.modules import ConvexModule  # noqa: F401  # so that short class names resolve
 from lightning_lift.modules.checkpoints import check_stamp
 from lightning_lift.parameterizations import names  # noqa: F401  # short names of the parameterizations
+from lightning_lift.shipped import configuration, current_class_path
 
 _TRACEBACK = "LIGHTNING_LIFT_TRACEBACK"
 _LOGGER = {
@@ -81,6 +82,14 @@ class LiftCLI(LightningCLI):
         if subcommand == "test":
             parser.set_defaults({"verbose": False})  # RunSummary prints the metrics
         return parser
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parses the command line, in which configurations and classes may be named as ``shipped`` knows them."""
+        if isinstance(args, dict | Namespace):
+            self.config = parser.parse_object(args)
+            return
+        args = underscored(sys.argv[1:] if args is None else args)
+        self.config = parser.parse_args(_with_shipped_names(args))
 
     def _parse_ckpt_path(self) -> None:
         subcommand = self.config.get("subcommand")
@@ -152,6 +161,16 @@ def _check_checkpoint_path(path: str, subcommand: str) -> None:
         check_stamp(checkpoint)  # the autoencoder of the data package knows nothing of this one
 
 
+def _with_shipped_names(args: list[str]) -> list[str]:
+    """Arguments in which a configuration's bare name is its path, and a class path of an earlier version today's."""
+    named = []
+    for before, arg in zip(["", *args], args, strict=False):
+        flag, equals, value = arg.partition("=") if arg.startswith("-") else ("", "", arg)
+        is_config = (flag if equals else before) in ("-c", "--config")
+        named.append(flag + equals + (configuration(value) if is_config else current_class_path(value)))
+    return named
+
+
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     """Nested settings as one level of dotted keys."""
     if isinstance(value, Namespace):
@@ -179,9 +198,9 @@ def main(args: ArgsType = None) -> None:
     arguments = sys.argv[1:] if args is None else args
     try:
         if isinstance(arguments, list) and arguments and arguments[0] in COMMANDS:
-            importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
+            importlib.import_module(COMMANDS[arguments[0]]).main(underscored(arguments[1:]))
             return
-        LiftCLI(args)
+        LiftCLI(arguments)
     except (ValueError, FileNotFoundError, MisconfigurationException) as error:
         if os.environ.get(_TRACEBACK) == "1":
             raise

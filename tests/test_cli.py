@@ -299,3 +299,19 @@ def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTNING_LIFT_TRACEBACK", "1")
     with pytest.raises(ValueError, match="learning_rate"):
         main([*GUMBEL, "--model.learning_rate", "-1"])
+
+
+def test_a_configuration_by_its_bare_name_and_a_class_path_of_version_0_1() -> None:
+    flags = ["--data", "datamodules.gumbel.GumbelDataModule", "--data.num_val=200", "--trainer.fast_dev_run=true"]
+    names = ["--config", "ebm_gumbel.yaml", "--config=parameterization/pgd.yaml"]
+    cli = LiftCLI(["fit", *names, *flags, *QUIET])
+    assert isinstance(cli.model.parameterization, ProjectedGradient)
+    assert type(cli.datamodule).__module__ == "lightning_lift.datamodules.gumbel"
+
+
+def test_old_spellings_of_flags_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "--config", "ebm_gumbel.yaml", "--print-config", "--seed-everything=3"])
+    printed = capsys.readouterr()
+    assert end.value.code == 0 and "seed_everything: 3" in printed.out
+    assert "--print-config is spelled --print_config now" in printed.err

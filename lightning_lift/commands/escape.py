@@ -45,7 +45,7 @@ def main(args: Sequence[str]) -> None:
     )
     parser.add_argument("--barrier", type=float, default=1.0, help="alpha (default: %(default)s)")
     parser.add_argument(
-        "--sigma-s",
+        "--sigma_s",
         default="0.05,0.1,0.2,0.4",
         help="slopes of the shoulder's edge, separated by commas; the table of noise levels takes the first "
         "(default: %(default)s)",
@@ -57,7 +57,7 @@ def main(args: Sequence[str]) -> None:
         "(default: %(default)s)",
     )
     parser.add_argument("--paths", type=int, default=10_000, help="simulated paths a level (default: %(default)s)")
-    parser.add_argument("--max-time", type=float, help="give a path up at this time (default: 20 mean exit times)")
+    parser.add_argument("--max_time", type=float, help="give a path up at this time (default: 20 mean exit times)")
     parser.add_argument("--eta", type=float, default=1.0, help="learning rate (default: %(default)s)")
     parser.add_argument(
         "--objective", type=float, default=1.0, help="variance of the gradient in theta (default: %(default)s)"
@@ -75,9 +75,9 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--output", default="runs/escape", help="directory to write to (default: %(default)s)")
     parsed = parser.parse_args(args)
 
-    exponents, slopes = _numbers("--levels", parsed.levels), _numbers("--sigma-s", parsed.sigma_s)
+    exponents, slopes = _numbers("--levels", parsed.levels), _numbers("--sigma_s", parsed.sigma_s)
     if parsed.max_time is not None and not parsed.max_time > 0.0:
-        raise ValueError(f"--max-time {parsed.max_time}: must be positive.")
+        raise ValueError(f"--max_time {parsed.max_time}: must be positive.")
     noise = ShoulderNoise(parsed.objective, parsed.coupling, parsed.jitter, parsed.eta)
     problem = make_problem(parsed.potential, parsed.barrier, slopes[0])
     levels = level_rows(problem, exponents, parsed.paths, parsed.seed, parsed.max_time)

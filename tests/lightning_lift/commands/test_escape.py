@@ -9,7 +9,7 @@ from lightning_lift.cli import main
 
 def test_prints_the_tables_and_writes_three_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--potential", "shoulder", "--paths", "200", "--levels", "2,1", "--jitter", "1"]
-    main(["escape", *options, "--sigma-s", "0.1,0.2", "--output", str(tmp_path)])
+    main(["escape", *options, "--sigma_s", "0.1,0.2", "--output", str(tmp_path)])
     printed = capsys.readouterr().out
     assert "Mean first-passage time, shoulder" in printed
     assert "by the factor 0.5 here), not the order" in " ".join(printed.split())
@@ -29,7 +29,7 @@ def test_prints_the_tables_and_writes_three_files(tmp_path: Path, capsys: pytest
 
 
 def test_censoring_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["escape", "--paths", "50", "--levels", "2", "--max-time", "2", "--output", str(tmp_path)])
+    main(["escape", "--paths", "50", "--levels", "2", "--max_time", "2", "--output", str(tmp_path)])
     assert "of 50 paths were not out at time 2" in " ".join(capsys.readouterr().out.split())
 
 
@@ -38,9 +38,9 @@ def test_censoring_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (["--levels", "a,b"], "--levels a,b: give numbers"),
         (["--levels", "0,1"], "--levels 0,1: every number must be positive"),
-        (["--sigma-s", "0.1,2", "--potential", "shoulder", "--levels", "1", "--paths", "2"], "sigma_s=2.0"),
+        (["--sigma_s", "0.1,2", "--potential", "shoulder", "--levels", "1", "--paths", "2"], "sigma_s=2.0"),
         (["--paths", "1"], "num_paths=1"),
-        (["--max-time", "-1"], "--max-time -1.0"),
+        (["--max_time", "-1"], "--max_time -1.0"),
     ],
 )
 def test_errors_are_one_line(
