@@ -22,7 +22,7 @@ class FirstRow(nn.Module):
 
 
 class Unrelated(nn.Module):
-    """loss = |latent - target|^2 / 2, the targets every second row: H = 1, and the batch's own gradient is unrelated."""
+    """loss = |latent - target|^2 / 2, the targets every second row: H = 1, the gradient unrelated."""
 
     def __init__(self, weights: int) -> None:
         super().__init__()
