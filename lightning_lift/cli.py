@@ -5,11 +5,9 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from jsonargparse import ActionYesNo, Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ProgressBar, RichModelSummary, RichProgressBar
@@ -21,7 +19,7 @@ from lightning_lift import __version__
 from lightning_lift.callbacks import PredictionWriter, RunSummary
 from lightning_lift.commands import COMMANDS, underscored
 from lightning_lift.modules import ConvexModule  # noqa: F401  # so that short class names resolve
-from lightning_lift.modules.checkpoints import check_stamp
+from lightning_lift.modules.checkpoints import read_checkpoint
 from lightning_lift.parameterizations import names  # noqa: F401  # short names of the parameterizations
 from lightning_lift.shipped import configuration, current_class_path
 
@@ -143,22 +141,7 @@ def _check_checkpoint_path(path: str, subcommand: str) -> None:
             f"--ckpt_path {path} means a fit of the same process, and this process has none: give the file (it is "
             "printed at the end of fit and stands in metrics.json), or run fit with --test_after_fit."
         )
-    if not Path(path).is_file():
-        raise FileNotFoundError(
-            f"--ckpt_path {path}: no such file; the checkpoints of a run lie in its directory under checkpoints/."
-        )
-    try:
-        checkpoint = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:
-        raise ValueError(
-            f"--ckpt_path {path} cannot be read as a checkpoint ({type(error).__name__}): it is truncated or of "
-            "another program; give a file that fit wrote."
-        ) from error
-    checkpoint = checkpoint if isinstance(checkpoint, dict) else {}
-    if not str(checkpoint.get("hyper_parameters", {}).get("_class_path", "")).startswith(
-        ("datamodules.", "lightning_lift.datamodules.")
-    ):
-        check_stamp(checkpoint)  # the autoencoder of the data package knows nothing of this one
+    read_checkpoint(path)
 
 
 def _with_shipped_names(args: list[str]) -> list[str]:

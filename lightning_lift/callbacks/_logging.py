@@ -1,15 +1,14 @@
-"""What the callbacks share in writing: loggers, the run's directory, files that are whole or absent."""
+"""What the callbacks share in writing: loggers, the run's directory, figures."""
 
 import math
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from matplotlib.figure import Figure
+
+from lightning_lift.files import whole_file
 
 
 def tensorboard_loggers(trainer: L.Trainer) -> list[TensorBoardLogger]:
@@ -51,28 +50,3 @@ def publish_figure(trainer: L.Trainer, figure: Figure, tag: str, path: Path, ste
         figure.savefig(temporary, format="png", dpi=120)
     for logger in tensorboard_loggers(trainer):
         logger.experiment.add_figure(tag, figure, step, close=False)
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Gives a temporary name in the same folder and renames it at the end: readers see the old file or the new one.
-
-    Args:
-        path: of the final file; its folder is made. After an error it is as it was.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

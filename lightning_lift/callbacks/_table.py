@@ -7,8 +7,8 @@ from typing import Any
 
 import lightning as L
 
-from lightning_lift.callbacks._logging import whole_file
 from lightning_lift.callbacks.periodic import PeriodicCallback, check_count
+from lightning_lift.files import whole_file
 
 
 class ContinuedTable:

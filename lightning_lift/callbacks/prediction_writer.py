@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_lift.callbacks._logging import whole_file
+from lightning_lift.files import whole_file
 
 _Part = tuple[list[int] | None, Tensor, Tensor]
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_lift import __version__
-from lightning_lift.callbacks._logging import run_directory, tensorboard_loggers, whole_file
+from lightning_lift.callbacks._logging import run_directory, tensorboard_loggers
+from lightning_lift.files import whole_file
 
 
 class RunSummary(L.Callback):

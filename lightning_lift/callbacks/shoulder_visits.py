@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_lift.callbacks._logging import log_scalars, publish_figure, run_directory, whole_file
+from lightning_lift.callbacks._logging import log_scalars, publish_figure, run_directory
 from lightning_lift.callbacks._visits_plot import VisitsPicture, visits_figure
 from lightning_lift.callbacks.periodic import PeriodicCallback, check_count, latent_now
 from lightning_lift.diagnostics.shoulder import SHOULDER_SLOPE, inside_mask, parameterization_floor, shoulder_threshold
 from lightning_lift.diagnostics.visits import VisitCounter, VisitSummary
+from lightning_lift.files import whole_file
 from lightning_lift.parameterizations.base import Parameterization
 
 

@@ -1,7 +1,6 @@
 """Fills the grid of a slice: in parallel, resumable, bit for bit the same however it was interrupted."""
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_lift.callbacks._logging import whole_file
-from lightning_lift.commands._landscape_runs import Rows, load_module, prepare
+from lightning_lift.commands._landscape_runs import Rows, load_convex_module, prepare
 from lightning_lift.diagnostics.landscape import Plane, grid_coordinates
 from lightning_lift.diagnostics.weight_spaces import NetworkSpace, TrainedSpace
+from lightning_lift.files import whole_file
 
 SpaceName = Literal["network", "trained"]
 _CHUNK = 16
@@ -46,7 +45,7 @@ class SliceJob:
 
     def open(self) -> NetworkSpace | TrainedSpace:
         """The space, on a freshly loaded module."""
-        module = load_module(self.checkpoint)
+        module = load_convex_module(self.checkpoint)
         prepare(module, self.rows.window)
         if self.space == "network":
             return NetworkSpace(module, self.rows.validation)
@@ -168,11 +167,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _read(

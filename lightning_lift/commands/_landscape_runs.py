@@ -1,23 +1,18 @@
 """What ``lightning-lift landscape`` reads: runs with several checkpoints, their modules and their data."""
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import lightning as L
 import torch
-from jsonargparse import ArgumentError, set_parsing_settings
-from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
-import lightning_lift.datamodules  # noqa: F401  # so that short class names resolve
 from lightning_lift.compare import RecordStore, RunRecord
-from lightning_lift.compare.build import read_config
 from lightning_lift.modules.base import ConvexModule
-from lightning_lift.modules.checkpoints import check_stamp
+from lightning_lift.modules.checkpoints import load_module, read_checkpoint
 from lightning_lift.partition import Partition
+from lightning_lift.settings import instantiated, read_config
 
 
 @dataclass(frozen=True)
@@ -118,26 +113,7 @@ def _run(label: str, files: Sequence[Path], data: dict[str, Any] | None, directo
     return Run(label, steps, tuple(by_step[step] for step in steps), data)
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint of a convex network's training.
-
-    Args:
-        path: the file.
-
-    Raises:
-        ValueError: it cannot be read, or is no such checkpoint.
-    """
-    try:
-        checkpoint: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint ({type(error).__name__}): it is truncated or of another program."
-        ) from error
-    check_stamp(checkpoint)
-    return checkpoint
-
-
-def load_module(path: Path) -> ConvexModule:
+def load_convex_module(path: Path) -> ConvexModule:
     """The module of a checkpoint, on the CPU, under the weights of evaluation (averaged ones where there are some).
 
     Args:
@@ -146,17 +122,9 @@ def load_module(path: Path) -> ConvexModule:
     Raises:
         ValueError: it is of no convex network.
     """
-    named = str(read_checkpoint(path).get("hyper_parameters", {}).get("_class_path", ""))
-    package, _, name = named.rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(package), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is of the class {named!r}, which cannot be imported ({error}).") from error
-    if not (isinstance(cls, type) and issubclass(cls, ConvexModule)):
-        raise ValueError(
-            f"{path} is of {named!r}, which is no ConvexModule: there are no nonnegative weights to slice."
-        )
-    module: ConvexModule = cls.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    module = load_module(path)
+    if not isinstance(module, ConvexModule):
+        raise ValueError(f"{path} is of a {type(module).__name__}, which has no nonnegative weights to slice.")
     return module
 
 
@@ -186,7 +154,7 @@ def load_rows(settings: dict[str, Any], module: ConvexModule, most: int) -> Rows
     Raises:
         ValueError: the data have another dimension or other units than the run's.
     """
-    data = _make_data(settings)
+    data = instantiated({"data": settings})["data"]
     data.setup("fit")
     if getattr(data, "dim", module.dim) != module.dim:
         raise ValueError(f"{settings['class_path']} has {getattr(data, 'dim', '?')} columns and the run {module.dim}.")
@@ -199,17 +167,6 @@ def load_rows(settings: dict[str, Any], module: ConvexModule, most: int) -> Rows
     rows = torch.cat([batch for batch in data.val_dataloader()])[:most]
     calibration = tuple(getattr(data, "calibration_dataloader", list)())
     return Rows(rows, calibration, getattr(data, "window", None))
-
-
-def _make_data(settings: dict[str, Any]) -> L.LightningDataModule:
-    set_parsing_settings(docstring_parse_attribute_docstrings=False)
-    parser = LightningArgumentParser(exit_on_error=False)
-    parser.add_lightning_class_args(cast(Any, L.LightningDataModule), "data", subclass_mode=True)
-    try:
-        made: L.LightningDataModule = parser.instantiate(parser.parse_object({"data": settings}))["data"]
-    except ArgumentError as error:
-        raise ValueError(f"the data {settings.get('class_path')} cannot be made: {error}") from error
-    return made
 
 
 def prepare(module: ConvexModule, window: Tensor | None) -> None:

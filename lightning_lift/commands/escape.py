@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lightning_lift.callbacks._logging import whole_file
 from lightning_lift.commands._escape_figure import ArmRow, LevelRow, draw_escape
 from lightning_lift.diagnostics.escape import (
     exit_slope,
@@ -20,6 +19,7 @@ from lightning_lift.diagnostics.escape import (
     simulate_first_passage,
 )
 from lightning_lift.diagnostics.escape_problems import EscapeProblem, ShoulderNoise, make_problem
+from lightning_lift.files import whole_file
 
 _SIMULATED_BELOW = 1e3  # E[tau]
 _SMALL_NOISE = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)  # of 2 alpha / s2: by quadrature only

@@ -14,20 +14,21 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from torch import Tensor
 
-from lightning_lift.callbacks._logging import whole_file
 from lightning_lift.commands._landscape_figure import Panel, draw_landscape
-from lightning_lift.commands._landscape_grid import Slice, SliceJob, available_cores, fill
+from lightning_lift.commands._landscape_grid import Slice, SliceJob, fill
 from lightning_lift.commands._landscape_runs import (
     Rows,
     Run,
     find_runs,
-    load_module,
+    load_convex_module,
     load_rows,
     prepare,
-    read_checkpoint,
 )
+from lightning_lift.compare.local_engine import available_cores
 from lightning_lift.diagnostics.landscape import Plane, plane_through, principal_plane, slice_axes
 from lightning_lift.diagnostics.weight_spaces import TrainedSpace, evaluation_loss, network_weights
+from lightning_lift.files import whole_file
+from lightning_lift.modules.checkpoints import read_checkpoint
 from lightning_lift.parameterizations import Lift, Parameterization, ProjectedGradient, names
 
 _ROUNDING = 1e-6  # a weight below 0 by less is one that a projection put to 0
@@ -159,7 +160,7 @@ def load_trajectory(run: Run) -> Trajectory:
     known: list[str] = []
     module = None
     for path in run.checkpoints:
-        module = load_module(path)
+        module = load_convex_module(path)
         weights = network_weights(module)
         if known and sorted(weights) != known:
             raise ValueError(f"{path} is of another network than the first checkpoint of {run.label}.")
@@ -227,7 +228,7 @@ def _panel(
         shown = [first]
         points, plane = _trained_plane(first)
         title = f"{first.run.label}: body, emission, slack and free weights"
-    module = load_module(first.run.checkpoints[-1])
+    module = load_convex_module(first.run.checkpoints[-1])
     rows = load_rows(first.run.data, module, most_rows)
     coordinates = {label: plane.project(vectors) for label, vectors in points.items()}
     axes = slice_axes(torch.cat(list(coordinates.values())), num_points)
@@ -243,13 +244,13 @@ def _panel(
 
 
 def _own_loss(checkpoint: Path, rows: Rows, strict: bool) -> float:
-    own = load_module(checkpoint)
+    own = load_convex_module(checkpoint)
     prepare(own, rows.window)
     return evaluation_loss(own, rows.validation, strict=strict)
 
 
 def _trained_plane(trajectory: Trajectory) -> tuple[dict[str, Tensor], Plane]:
-    space = TrainedSpace(load_module(trajectory.run.checkpoints[-1]), torch.empty(0), ())
+    space = TrainedSpace(load_convex_module(trajectory.run.checkpoints[-1]), torch.empty(0), ())
     states = [read_checkpoint(path)["state_dict"] for path in trajectory.run.checkpoints]
     vectors = torch.stack([space.vector(state) for state in states])
     return {trajectory.run.label: vectors}, principal_plane(vectors, space.filter_sizes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +12,9 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lightning_lift.callbacks._logging import whole_file
+from lightning_lift.files import whole_file
 from lightning_lift.modules.base import ConvexModule
-from lightning_lift.modules.checkpoints import KEY, check_stamp
+from lightning_lift.modules.checkpoints import load_module, read_checkpoint
 from lightning_lift.rescaling.rescale import Method
 from lightning_lift.rescaling.whole_module import ModuleRescaling, rescale_module_, transport_states_
 
@@ -86,14 +85,17 @@ def rescale_checkpoint(
             that is the source.
         FileNotFoundError: ``source`` or the folder of ``output`` does not exist.
     """
-    if not source.is_file():
-        raise FileNotFoundError(f"{source}: no such file; the checkpoints of a run lie under its checkpoints/.")
+    checkpoint = read_checkpoint(source)
+    if "current_model_state" in checkpoint:
+        raise ValueError(
+            f"{source} holds averaged weights beside the trained ones, and each would need scales of its own: rescale "
+            "a checkpoint of a run without weight averaging."
+        )
     if not output.resolve().parent.is_dir():
         raise FileNotFoundError(f"--output {output}: the folder {output.parent} does not exist.")
     if output.resolve() == source.resolve():
         raise ValueError(f"--output {output} is the checkpoint itself: give another name; the original is kept.")
-    checkpoint = _read(source)
-    module = _load(source, checkpoint)
+    module = load_module(source)
     rescaling = rescale_module_(
         module,
         method,
@@ -112,42 +114,6 @@ def rescale_checkpoint(
     with whole_file(output) as temporary:
         torch.save(checkpoint, temporary)
     return rescaling, said
-
-
-def _read(source: Path) -> dict[str, Any]:
-    try:
-        checkpoint = torch.load(source, weights_only=True, map_location="cpu")
-    except Exception as error:
-        raise ValueError(
-            f"{source} cannot be read as a checkpoint ({type(error).__name__}): it is truncated or of another program."
-        ) from error
-    known = isinstance(checkpoint, Mapping) and "state_dict" in checkpoint
-    if not known or "_class_path" not in checkpoint.get("hyper_parameters", {}):
-        raise ValueError(
-            f"{source} does not say which class it is of (no 'hyper_parameters._class_path'), so it was not written by "
-            "this package: load your module yourself and call lightning_lift.rescaling.rescale_module_."
-        )
-    if KEY in checkpoint:  # the autoencoder of the data package writes none
-        check_stamp(checkpoint)
-    if "current_model_state" in checkpoint:
-        raise ValueError(
-            f"{source} holds averaged weights beside the trained ones, and each would need scales of its own: rescale "
-            "a checkpoint of a run without weight averaging."
-        )
-    return cast(dict[str, Any], checkpoint)
-
-
-def _load(source: Path, checkpoint: dict[str, Any]) -> L.LightningModule:
-    path = str(checkpoint["hyper_parameters"]["_class_path"])
-    package, _, name = path.rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(package), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{source} is of the class {path!r}, which cannot be imported ({error}).") from error
-    if not (isinstance(cls, type) and issubclass(cls, L.LightningModule)):
-        raise ValueError(f"{source} is of {path!r}, which is no LightningModule.")
-    module: L.LightningModule = cls.load_from_checkpoint(source, map_location="cpu", weights_only=True)
-    return module
 
 
 def _example(module: L.LightningModule) -> Any:

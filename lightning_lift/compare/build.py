@@ -11,10 +11,10 @@ import lightning as L
 from lightning_lift.compare.arms import Arm, arguments_of, imported
 from lightning_lift.compare.matching import matched_widths
 from lightning_lift.compare.observers import keeps_training
-from lightning_lift.compare.parsing import SECTIONS, checked, instantiated, read_config
 from lightning_lift.compare.record import RunSpec
 from lightning_lift.compare.schedule import look_interval, own_steps, scaled_scheduler
 from lightning_lift.parameterizations import Lift, ProjectedGradient
+from lightning_lift.settings import SECTIONS, checked, instantiated, read_config
 
 __all__ = [
     "count_parameters",

@@ -1,6 +1,5 @@
 """The directory of a comparison: the settings it is held to, and one command at a time in it."""
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning_lift.callbacks._logging import whole_file
+from lightning_lift.files import lock, whole_file
 
 SETTINGS = "comparison.json"
 _FORMAT = 1
@@ -29,15 +28,12 @@ def sole_user(directory: Path, *, shared: bool = False) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".lock").open("a+") as file:
         try:
-            # It ends with the process, however that ends.
-            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            locked = lock(file, shared=shared)
         except BlockingIOError as error:
             raise ValueError(
                 f"{directory}: another compare command is at work there: wait for its end, or give another --output."
             ) from error
-        except OSError:  # a file system without locks
-            shared = True
-        if not shared:
+        if locked and not shared:
             for left in (directory / "records").glob(".*.json"):
                 left.unlink()
             for left in (directory / "checkpoints").glob(".*"):

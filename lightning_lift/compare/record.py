@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_lift.callbacks._logging import whole_file
+from lightning_lift.files import whole_file
 
 Purpose = Literal["tune", "final", "timing"]
 Outcome = Literal["finished", "diverged", "failed"]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from lightning_lift.callbacks._logging import whole_file
 from lightning_lift.compare.content import Block, Content, Listing, Text, Verbatim, make_content
 from lightning_lift.compare.figures import Picture
 from lightning_lift.compare.record import RunRecord
 from lightning_lift.compare.report_html import to_html
 from lightning_lift.compare.tables import Table
+from lightning_lift.files import whole_file
 
 FIGURES = "figures"
 _WHO = ("arm", "purpose", "learning_rate", "seed", "key")

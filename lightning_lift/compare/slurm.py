@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_lift.callbacks._logging import whole_file
 from lightning_lift.compare.record import RunSpec
 from lightning_lift.compare.tasks import Task
+from lightning_lift.files import whole_file
 
 PLAN = "plan.jsonl"
 SCRIPT = "slurm_array.sh"

@@ -1,8 +1,11 @@
-"""What this package writes into a checkpoint, and what it refuses to read."""
+"""What this package writes into a checkpoint, how it is read, and what is refused."""
 
-from collections.abc import Callable, Iterable
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
@@ -48,6 +51,61 @@ def refresh_summaries(
             return
         checkpoint[key] = dict(checkpoint[key])  # extra state is replaced, not changed in the live module
         parameterization.calibrate_state(checkpoint[key], prefix, batches)
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """A checkpoint as plain data, on the CPU: of this package, or of another LightningModule that it trained.
+
+    Args:
+        path: the file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it cannot be read, is of another program, or is of a format that this version does not read.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"{path}: no such file; the checkpoints of a run lie in its directory under checkpoints/."
+        )
+    try:
+        checkpoint = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint ({type(error).__name__}): it is truncated or of another program; "
+            "give a file that fit wrote."
+        ) from error
+    if not isinstance(checkpoint, Mapping) or not isinstance(checkpoint.get("state_dict"), Mapping):
+        raise ValueError(f"{path} is no checkpoint of lightning_lift (no 'state_dict'): give a file that fit wrote.")
+    if KEY in checkpoint:
+        check_stamp(checkpoint)
+    elif "_class_path" not in checkpoint.get("hyper_parameters", {}):  # other LightningModules are not stamped
+        raise ValueError(
+            f"{path} is no checkpoint of lightning_lift and does not say which class it is of (no "
+            "'hyper_parameters._class_path'): give a file that fit wrote, or load your module yourself."
+        )
+    return dict(checkpoint)
+
+
+def load_module(path: str | Path) -> L.LightningModule:
+    """The module of a checkpoint, on the CPU, under the weights of evaluation (averaged ones where there are some).
+
+    Args:
+        path: the file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no checkpoint, or does not say of which class, or of one that cannot be imported.
+    """
+    named = str(read_checkpoint(path).get("hyper_parameters", {}).get("_class_path", ""))
+    package, _, name = named.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(package), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} is of the class {named!r}, which cannot be imported ({error}).") from error
+    if not (isinstance(cls, type) and issubclass(cls, L.LightningModule)):
+        raise ValueError(f"{path} is of {named!r}, which is no LightningModule.")
+    module: L.LightningModule = cls.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    return module
 
 
 def check_stamp(checkpoint: dict[str, Any]) -> None:

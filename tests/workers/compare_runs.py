@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from lightning_lift.callbacks._logging import whole_file
 from lightning_lift.compare.record import RunRecord, RunSpec
 from lightning_lift.compare.stacking import NotVectorizable
+from lightning_lift.files import whole_file
 
 MODULE = "tests.workers.compare_runs"
 

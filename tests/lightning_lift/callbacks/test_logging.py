@@ -1,9 +1,8 @@
 from pathlib import Path
 
-import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from lightning_lift.callbacks._logging import log_scalars, run_directory, tensorboard_loggers, whole_file
+from lightning_lift.callbacks._logging import log_scalars, run_directory, tensorboard_loggers
 from tests.lightning_lift.callbacks.runs import events, make_trainer
 
 
@@ -22,18 +21,3 @@ def test_what_is_undefined_is_left_out(tmp_path: Path) -> None:
     log = events(tmp_path)
     assert log.Tags()["scalars"] == ["a"]
     assert log.Scalars("a")[0].step == 3
-
-
-def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "file.txt"
-    with whole_file(path) as temporary:
-        temporary.write_text("one")
-        assert temporary.suffix == ".txt"
-        assert not path.exists()
-    assert path.read_text() == "one"
-    assert path.stat().st_mode & 0o044, "others who may read the folder may read the file"
-    with pytest.raises(RuntimeError, match="boom"), whole_file(path) as temporary:
-        temporary.write_text("two")
-        raise RuntimeError("boom")
-    assert path.read_text() == "one"
-    assert list(path.parent.iterdir()) == [path]
