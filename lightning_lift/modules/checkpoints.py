@@ -108,7 +108,7 @@ def load_module(path: str | Path) -> L.LightningModule:
     return module
 
 
-def check_stamp(checkpoint: dict[str, Any]) -> None:
+def check_stamp(checkpoint: Mapping[str, Any]) -> None:
     """Refuses a checkpoint of another program or of another format.
 
     Args:
