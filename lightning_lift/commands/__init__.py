@@ -9,6 +9,7 @@ COMMANDS = {
     "compare": "lightning_lift.commands.compare",
     "escape": "lightning_lift.commands.escape",
     "landscape": "lightning_lift.commands.landscape",
+    "configs": "lightning_lift.commands.configs",
 }
 
 
