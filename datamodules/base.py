@@ -43,6 +43,10 @@ class DensityDataModule(LightningDataModule):
         batches_per_epoch: Batches of an epoch if training batches are drawn fresh.
         eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
 
+    Attributes:
+        row_marks: For each split of a table :func:`~lightning_lift.datamodules.row_marks.row_marks` of its rows, (N,)
+            int64, from ``load``; empty where there is no table. A checkpoint keeps those of its training rows.
+
     Raises:
         ValueError: If an argument is out of range.
     """
@@ -71,8 +75,12 @@ class DensityDataModule(LightningDataModule):
         self.batches_per_epoch = batches_per_epoch
         self.eval_batch_size = eval_batch_size or max(batch_size, _EVALUATION_BATCH)
         self._splits: dict[str, Tensor] = {}
-        self._standardization: tuple[Tensor, Tensor] | None = (torch.zeros(dim), torch.ones(dim))
+        self._standardization: tuple[Tensor, Tensor] | None = (
+            torch.zeros(dim, dtype=torch.float64),
+            torch.ones(dim, dtype=torch.float64),
+        )
         self._range: tuple[Tensor, Tensor] | None = None
+        self.row_marks: dict[str, Tensor] = {}
 
     # What a subclass gives.
 
@@ -154,18 +162,18 @@ class DensityDataModule(LightningDataModule):
             )
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
             raise ValueError(f"every scale must be positive and finite, got {scale.tolist()}")
-        self._standardization = location.to(torch.float32), scale.to(torch.float32)
+        self._standardization = location.to(torch.float64), scale.to(torch.float64)
 
     # What everyone uses.
 
     @property
     def location(self) -> Tensor:
-        """Offset (D,) between training and original units."""
+        """Offset (D,) between training and original units, float64 on the CPU."""
         return self._known(self._standardization, "location")[0]
 
     @property
     def scale(self) -> Tensor:
-        """Scale (D,) between training and original units."""
+        """Scale (D,) between training and original units, float64 on the CPU."""
         return self._known(self._standardization, "scale")[1]
 
     @property

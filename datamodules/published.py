@@ -19,6 +19,7 @@ from lightning_lift.datamodules.maf_archive import (
     find_table,
     how_to_get,
 )
+from lightning_lift.datamodules.row_marks import row_marks
 
 Floats = npt.NDArray[np.floating]
 
@@ -135,6 +136,8 @@ class PublishedTable(DensityDataModule):
         if not (scale > 0).all():
             raise ValueError(f"{self.name}: constant column(s) at position {np.flatnonzero(~(scale > 0)).tolist()}")
         self.set_standardization(torch.from_numpy(location), torch.from_numpy(scale))
+        names = [str(column) for column in range(self.dim)]
+        self.row_marks = {key: row_marks(rows, names) for key, rows in splits.items()}
         tensors = {
             key: torch.from_numpy(((rows - location) / scale).astype(np.float32)) for key, rows in splits.items()
         }

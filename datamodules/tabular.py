@@ -11,6 +11,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from lightning_lift.datamodules.base import DensityDataModule
+from lightning_lift.datamodules.row_marks import row_marks
 from lightning_lift.datamodules.seeding import generator_at, stream_seed
 from lightning_lift.datamodules.table_files import Table, TableFile, resolve_columns
 
@@ -120,6 +121,7 @@ class TabularDataModule(DensityDataModule):
         parts = np.split(values[order], [num_train, num_train + num_val])
         splits = dict(zip(("train", "val", "test"), parts, strict=True))
         _refuse_constant(splits["train"], self.columns, self.name)
+        self.row_marks = {key: row_marks(rows, self.columns) for key, rows in splits.items()}
         if self._predict_file is not None:
             rows = self._predict_file.read()
             if len(rows) == 0:

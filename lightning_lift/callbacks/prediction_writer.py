@@ -145,7 +145,7 @@ class PredictionWriter(BasePredictionWriter):
             if temporary.suffix == ".csv":
                 table = pd.DataFrame(rows.numpy(), columns=columns)
                 table.insert(len(columns), "log_density", log_density.numpy(), allow_duplicates=True)
-                table.to_csv(temporary, index=False, float_format="%.9g")
+                table.to_csv(temporary, index=False, float_format="%.17g")
             else:
                 np.savez(temporary, rows=rows.numpy(), log_density=log_density.numpy(), columns=np.array(columns))
 
@@ -160,7 +160,7 @@ class PredictionWriter(BasePredictionWriter):
         path = path.with_name(f"{path.stem}_samples{path.suffix}")
         with whole_file(path) as temporary:
             if path.suffix == ".csv":
-                pd.DataFrame(draws.numpy(), columns=columns).to_csv(temporary, index=False, float_format="%.9g")
+                pd.DataFrame(draws.numpy(), columns=columns).to_csv(temporary, index=False, float_format="%.17g")
             else:
                 np.savez(temporary, samples=draws.numpy(), columns=np.array(columns))
         known = {"num_samples": self.num_samples, "seed": self.sample_seed}

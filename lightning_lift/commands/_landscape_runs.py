@@ -160,7 +160,9 @@ def load_rows(settings: dict[str, Any], module: ConvexModule, most: int) -> Rows
         raise ValueError(f"{settings['class_path']} has {getattr(data, 'dim', '?')} columns and the run {module.dim}.")
     for name in ("location", "scale"):
         found = getattr(data, name, None)
-        if found is not None and not torch.equal(torch.as_tensor(found).float(), getattr(module, name)):
+        if found is not None and not torch.equal(
+            torch.as_tensor(found).to(getattr(module, name)), getattr(module, name)
+        ):
             raise ValueError(
                 f"{settings['class_path']} has another {name} than the run was fitted in: give the --config it had."
             )

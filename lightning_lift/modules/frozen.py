@@ -1,7 +1,10 @@
 """Frozen models: ordinary modules with constant weights, without the parameterization that trained them."""
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +14,8 @@ from lightning_lift.flows.transform import FlowMap, FlowStage, PlainLogDet, all_
 from lightning_lift.networks.base import check_points
 from lightning_lift.partition.base import Partition
 from lightning_lift.potential import Potential
+
+_FAR = 1e4  # |location| / scale beyond which float32 cannot tell rows a thousandth of their spread apart
 
 
 def within(x: Tensor, support: Tensor) -> Tensor:
@@ -55,6 +60,9 @@ class FrozenEnergy(nn.Module):
 class FrozenDistribution(nn.Module, ABC):
     """A density with constant weights, in original units.
 
+    Rows are brought into training units in float64, and draws leave them in float64, where the device has it: in
+    float32 a mean of 1e9 with a standard deviation of 1 is one number.
+
     Subclass requirements: ``standard_log_prob`` and ``standard_sample``, in training units.
 
     Args:
@@ -71,8 +79,25 @@ class FrozenDistribution(nn.Module, ABC):
     def __init__(self, location: Tensor, scale: Tensor, support: Tensor, like: Tensor) -> None:
         super().__init__()
         self._dtype = like.dtype
-        for name, tensor in (("location", location), ("scale", scale), ("support", support)):
-            self.register_buffer(name, tensor.detach().clone().to(like.device))
+        for name, tensor in (("location", location.double()), ("scale", scale.double()), ("support", support)):
+            self.register_buffer(name, tensor.detach().clone())
+        self.to(like.device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """What ``to`` does; location and scale become float32 where the device has no float64."""
+        try:
+            fn(torch.empty(0, dtype=torch.float64))
+        except TypeError:
+            ratio = float((self.location.abs() / self.scale).max())
+            self.location, self.scale = self.location.float(), self.scale.float()
+            if ratio > _FAR:
+                warnings.warn(
+                    f"a column has a mean {ratio:.2g} times its standard deviation, and this device has no float64: "
+                    "log_prob and sample lose their last digits; keep the frozen model on the CPU, or subtract the "
+                    "mean from the data.",
+                    stacklevel=3,
+                )
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     @property
     def dim(self) -> int:
@@ -110,7 +135,7 @@ class FrozenDistribution(nn.Module, ABC):
         """Log-density in original units, -inf outside the support.
 
         Args:
-            x: points in original units, shape (N, D), float32 or float64.
+            x: points in original units, shape (N, D); float64 where a column's mean is far above its spread.
 
         Returns:
             Shape (N,), nats, in the precision of the weights.
@@ -130,7 +155,7 @@ class FrozenDistribution(nn.Module, ABC):
             seed: of the draws' own generator.
 
         Returns:
-            Shape (n, D).
+            Shape (n, D), float64 where the device has it.
 
         Raises:
             ValueError: ``num_samples`` is below 1.

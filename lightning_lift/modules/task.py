@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_lift.modules.checkpoints import check_checkpoint, stamp_checkpoint
 from lightning_lift.modules.factories import factory, plain
+from lightning_lift.modules.units import column_order, note_rows, warn_of_moved_rows
 from lightning_lift.networks.base import check_points
 
 
@@ -55,7 +56,10 @@ class TaskModule(L.LightningModule):
         self._optimizer = factory("optimizer", optimizer)
         self._lr_scheduler = None if lr_scheduler is None else factory("lr_scheduler", lr_scheduler)
         self._has_units = False
-        self.location, self.scale = torch.zeros(dim), torch.ones(dim)
+        # in float64, on the host: a mean far above the spread is lost in float32, and not every device has float64
+        self.location, self.scale = torch.zeros(dim, dtype=torch.float64), torch.ones(dim, dtype=torch.float64)
+        self._columns: list[str] | None = None
+        self._rows: dict[str, Any] = {}
         self.support = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, dim).clone()
 
     def _save_plain_hyperparameters(self) -> None:
@@ -122,17 +126,42 @@ class TaskModule(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     def on_train_start(self) -> None:
-        """Refuses to resume on data of other units than those of the checkpoint.
+        """Refuse to resume on data of other columns or units than the checkpoint's; warn if its rows are others.
 
         Raises:
-            ValueError: as said.
+            ValueError: the data's columns, their order, or their location and scale are not those of the checkpoint.
         """
+        data = self._attached_datamodule()
+        if column_order(self._columns, data) is not None:
+            raise ValueError(
+                f"the checkpoint was fitted on the columns {self._columns} and {type(data).__name__} has them in "
+                f"another order: resume with columns={self._columns}."
+            )
         if self._other_units() is not None:
             raise ValueError(
-                f"the checkpoint was fitted in other units than {type(self._attached_datamodule()).__name__} has now "
-                f"(location {self.location.tolist()}, scale {self.scale.tolist()}): resume on the same training rows, "
-                "or start anew."
+                f"the checkpoint was fitted in other units than {type(data).__name__} has now (location "
+                f"{self.location.tolist()}, scale {self.scale.tolist()}): resume on the same training rows, or start "
+                "anew."
             )
+        warn_of_moved_rows(self._rows, data, "train")
+
+    def on_validation_start(self) -> None:
+        """Compare the validation rows with those of the checkpoint, outside of fit."""
+        if self.trainer.state.fn != "fit":
+            self._meet_data("val")
+
+    def on_test_start(self) -> None:
+        """Compare the test rows with those of the checkpoint."""
+        self._meet_data("test")
+
+    def on_predict_start(self) -> None:
+        """Compare the columns with those of the checkpoint; its rows may be predicted, whatever they were."""
+        self._meet_data("predict")
+
+    def _meet_data(self, split: str) -> None:
+        data = self._attached_datamodule()
+        column_order(self._columns, data)  # refuses other columns
+        warn_of_moved_rows(self._rows, data, split)
 
     # -- freezing ---------------------------------------------------------------------------------------------------
 
@@ -181,29 +210,35 @@ class TaskModule(L.LightningModule):
             return
         found = getattr(data, "dim", self.dim)
         if found != self.dim:
+            column_order(self._columns, data)  # says which, where names are known
+            names = getattr(data, "columns", "")
             raise ValueError(
-                f"the model has dim={self.dim} and {type(data).__name__} has {found} columns; set dim to it."
+                f"the model has dim={self.dim} and {type(data).__name__} has {found} columns {names}; set dim to it, "
+                "or choose the model's columns."
             )
         # An evaluation keeps the units that the weights were fitted in; ``own_units`` brings the rows into them.
         if stage == "fit" or not self._has_units:
             self.adopt_units(data)
 
     def adopt_units(self, data: Any) -> None:
-        """Takes over location, scale and support of the data, where it states them.
+        """Take over location, scale and support of the data, its columns and marks of its rows, where it states them.
 
         Args:
             data: a data module; its ``location`` and ``scale`` have shape (D,), its ``support`` shape (2, D).
         """
-        for name in ("location", "scale", "support"):
+        for name, dtype in (("location", torch.float64), ("scale", torch.float64), ("support", torch.float32)):
             tensor = getattr(data, name, None)
             if tensor is not None:
-                setattr(self, name, torch.as_tensor(tensor).detach().clone().float())
+                setattr(self, name, torch.as_tensor(tensor).detach().cpu().to(dtype, copy=True))
+        columns = getattr(data, "columns", None)
+        self._columns = None if columns is None else [str(name) for name in columns]
+        self._rows = note_rows(data)
         self._has_units = True
 
     def own_units(self, batch: Tensor) -> Tensor:
-        """Rows in the units of the attached data module, brought into those that this module was fitted in.
+        """Rows of the attached data module, in the units and the order of columns that this module was fitted in.
 
-        The two differ when a checkpoint is evaluated on another table, or on another split of the same one, whose own
+        They differ when a checkpoint is evaluated on another table, or on another split of the same one, whose own
         training rows have other means and deviations.
 
         Args:
@@ -215,36 +250,48 @@ class TaskModule(L.LightningModule):
         other = self._other_units()
         if other is None:
             return batch
-        location, scale = (tensor.to(batch) for tensor in other)
-        return (location - self.location.to(batch) + scale * batch) / self.scale.to(batch)
+        order, location, scale = other
+        # float64 until the batch is met: the difference of two large means is a small number
+        shift, factor = (location - self.location) / self.scale, scale / self.scale
+        rows = batch if order is None else batch[:, order]
+        return shift.to(batch.dtype).to(batch.device) + factor.to(batch.dtype).to(batch.device) * rows
 
-    def _other_units(self) -> tuple[Tensor, Tensor] | None:
-        """Location and scale of the attached data module where they are not this module's."""
+    def _other_units(self) -> tuple[list[int] | None, Tensor, Tensor] | None:
+        """Where our columns stand in the attached data, and their location and scale; None where all is as in fit."""
         data = self._attached_datamodule()
         location, scale = getattr(data, "location", None), getattr(data, "scale", None)
         if location is None or scale is None:
             return None
-        same = torch.equal(location.float(), self.location) and torch.equal(scale.float(), self.scale)
-        return None if same else (location, scale)
+        order = column_order(self._columns, data)
+        location, scale = location.detach().cpu(), scale.detach().cpu()
+        if order is not None:
+            location, scale = location[order], scale[order]
+        # checkpoints of before kept float32
+        same = torch.equal(location.to(self.location.dtype), self.location)
+        same &= torch.equal(scale.to(self.scale.dtype), self.scale)
+        return None if same and order is None else (order, location.double(), scale.double())
 
     @property
     def log_scale(self) -> float:
         """Sum of the logarithms of ``scale``: log-density in original units is that in training units minus this."""
-        return float(self.scale.log().sum())
+        return float(self.scale.double().log().sum())
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Units of the data, for checkpoints (not buffers: weight averaging would blend them)."""
+        """Units, columns and rows of the data, for checkpoints (not buffers: weight averaging would blend them)."""
         return {
             "location": self.location,
             "scale": self.scale,
             "support": self.support,
             "has_units": self._has_units,
+            "columns": self._columns,
+            "rows": self._rows,
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores what ``get_extra_state`` gave."""
         self.location, self.scale, self.support = state["location"], state["scale"], state["support"]
         self._has_units = state["has_units"]
+        self._columns, self._rows = state.get("columns"), state.get("rows", {})  # checkpoints of before have neither
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stamps version and format."""

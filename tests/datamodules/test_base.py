@@ -54,12 +54,13 @@ def test_splits_training_calibration_and_probes_share_no_row(num_train) -> None:
     assert len(torch.unique(joined)) == len(joined)
 
 
-def test_everything_handed_out_is_float32() -> None:
+def test_every_batch_handed_out_is_float32() -> None:
     data = small()
     loaders = [data.train_dataloader(), data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()]
     for loader in [*loaders, data.calibration_dataloader(), data.probe_batches(2)]:
         assert all(batch.dtype == torch.float32 and batch.shape[1] == 1 for batch in loader)
-    assert {t.dtype for t in (data.location, data.scale, data.support, data.window)} == {torch.float32}
+    assert {t.dtype for t in (data.support, data.window)} == {torch.float32}
+    assert {t.dtype for t in (data.location, data.scale)} == {torch.float64}
     assert data.log_scale == 0.0 and data.dim == 1 and data.has_log_prob
 
 

@@ -109,8 +109,8 @@ def test_every_form_gives_the_published_preparation(tmp_path: Path, form: str) -
     expected = {"train": train[:-val_count], "val": train[-val_count:], "test": test}
     for key, rows in expected.items():
         torch.testing.assert_close(data.split(key), torch.tensor(rows, dtype=torch.float32), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(data.location, torch.tensor(means), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(data.scale, torch.tensor(deviations), rtol=1e-6, atol=0)
+    torch.testing.assert_close(data.location, torch.tensor(means, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(data.scale, torch.tensor(deviations, dtype=torch.float64), rtol=1e-6, atol=0)
     assert data.support.isinf().all() and data.entropy is None and not data.has_log_prob
     with pytest.raises(NotImplementedError, match="not known"):
         data.log_prob(data.split("test"))

@@ -182,7 +182,7 @@ def test_tables_of_one_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         data.prepare_data()
         data.setup()
     torch.testing.assert_close(
-        boone.split("test") * boone.scale + boone.location, torch.tensor(cut(raw)[2]).float(), rtol=1e-5, atol=1e-5
+        boone.split("test") * boone.scale + boone.location, torch.tensor(cut(raw)[2]), rtol=1e-5, atol=1e-5
     )
     assert len(power.split("train")) == 122
     assert len(list((tmp_path / "cache").iterdir())) == 9

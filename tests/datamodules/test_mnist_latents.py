@@ -49,7 +49,7 @@ def test_training_units_are_standardised_codes_of_the_training_rows(folder: str)
     assert float(data.split("val").mean(0).abs().max()) > 1e-4, "val must not be standardised by itself"
     with torch.no_grad():
         codes = data._network.encoder(data.images("val"))
-    torch.testing.assert_close(data.location + data.scale * data.split("val"), codes, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(data.location + data.scale * data.split("val"), codes.double(), rtol=1e-4, atol=1e-4)
     assert data.columns == ["z1", "z2", "z3", "z4", "z5"]
     assert bool((data.window[0] < data.split("train").amin(0)).all())
 

@@ -85,7 +85,7 @@ def test_draws_are_decoded_in_the_units_of_the_data(cache: str, tmp_path: Path) 
     figure, _ = LatentImages(num_images=4).figure(trainer, Fixed(), data, "val")  # type: ignore[arg-type]
     assert figure is not None
     original = Fixed.location + Fixed.scale * Fixed().sample(4, 0)
-    torch.testing.assert_close(data.location + data.scale * seen[0], original)
+    torch.testing.assert_close((data.location + data.scale * seen[0]).float(), original)
 
 
 def test_a_picture_without_originals() -> None:
