@@ -273,7 +273,7 @@ class DensityDataModule(LightningDataModule):
         if limit is not None:
             loader.limit = int(limit * length) if isinstance(limit, float) else limit
         if self.trainer is not None:
-            loader.next_index = self._next_index
+            loader.fit_loop = self.trainer.fit_loop
         return loader
 
     def val_dataloader(self) -> BatchLoader:
@@ -317,10 +317,6 @@ class DensityDataModule(LightningDataModule):
                 yield self.draw(self.batch_size, generator).to(torch.float32)
             else:
                 yield train[torch.randperm(train.shape[0], generator=generator)[: self.batch_size]]
-
-    def _next_index(self) -> int:
-        assert self.trainer is not None
-        return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
     def _in_order(self, key: str) -> BatchLoader:
         return BatchLoader.fixed(self.split(key), self.eval_batch_size, label=f"{key} split of {self.name}")

@@ -154,7 +154,7 @@ class LabelledDataModule(LightningDataModule):
         if limit is not None:
             loader.limit = int(limit * len(loader)) if isinstance(limit, float) else limit
         if self.trainer is not None:
-            loader.next_index = self._next_index
+            loader.fit_loop = self.trainer.fit_loop
         return loader
 
     def val_dataloader(self) -> BatchLoader:
@@ -178,7 +178,3 @@ class LabelledDataModule(LightningDataModule):
         base = stream_seed(self.data_seed, "train")
         # the loader hands on whatever its source gives
         return cast(Source, LabelledSource(inputs, labels, self.location, self.scale, base, shuffle))
-
-    def _next_index(self) -> int:
-        assert self.trainer is not None
-        return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready

@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ class BatchLoader:
         served: Batches of that epoch that have been served.
         limit: Batches after which an iteration ends, if before the end of the epoch (``limit_train_batches``). It does
             not change ``len``, to which Lightning applies the limit by itself.
-        next_index: Tells which batch of its epoch the trainer will ask for next; used when resuming.
+        fit_loop: The trainer's, from which the loader learns which batches are done; None without a trainer.
 
     Raises:
         ValueError: If ``batch_size`` or ``num_batches`` is below 1.
@@ -82,7 +82,7 @@ class BatchLoader:
         self.epoch = 0
         self.served = 0
         self.limit: int | None = None
-        self.next_index: Callable[[], int] | None = None
+        self.fit_loop: Any = None
         self._source = source
         self._num_batches = num_batches
         self._drop_last = drop_last
@@ -91,6 +91,7 @@ class BatchLoader:
         self._label = label
         self._resuming = False  # a state was loaded and no batch has been asked for since
         self._told: int | None = None  # the trainer's epoch at the last set_epoch
+        self._begun = 0, 0  # at the first batch of an iteration: its index, and the batches that the trainer had done
 
     @classmethod
     def fixed(
@@ -166,6 +167,10 @@ class BatchLoader:
         Args:
             epoch: The trainer's epoch, from 0. A new loader adopts it.
         """
+        if self.fit_loop is not None:
+            # Lightning loads the places as it asks for the loaders, which `trainer.estimated_stepping_batches` makes it
+            # do before the checkpoint's places are known; by now they are. It does nothing the second time.
+            self.fit_loop._load_combined_loader_states()
         if self._told is None:
             if not self._resuming:
                 self.epoch, self.served = epoch, 0
@@ -205,10 +210,11 @@ class BatchLoader:
         if not self._resuming:
             self.epoch += self.served > 0  # iterated before and not told the epoch: the next one
             self.served = 0
-        elif self.served > 0 and self.next_index is not None and self.next_index() == 0:
+        elif self.served > 0 and self.fit_loop is not None and self._progress.current.ready == 0:
             # the checkpoint was written after the last batch, and Lightning has moved on by itself
             self.epoch, self.served = self.epoch + 1, 0
         self._resuming = False
+        self._begun = self.served, self._progress.total.processed if self.fit_loop is not None else 0
         epoch = 0 if self._same_every_epoch else self.epoch
         for index in range(self.served, min(len(self), self.limit or sys.maxsize)):
             rank, world = self._place()
@@ -235,8 +241,15 @@ class BatchLoader:
         return index * size + start, index * size + stop
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the place in the data: epoch and batches served (plain integers), and the rows of a global batch."""
-        return {"epoch": self.epoch, "served": self.served, "global_batch_size": self._place()[1] * self.batch_size}
+        """Return the place in the data: epoch and batches done (plain integers), and the rows of a global batch.
+
+        A batch that the trainer was interrupted in is served but not done: the resumed run has it again.
+        """
+        done = self.served
+        if self.fit_loop is not None:
+            index, before = self._begun
+            done = min(done, index + self._progress.total.processed - before)
+        return {"epoch": self.epoch, "served": done, "global_batch_size": self._place()[1] * self.batch_size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes to a saved place: the next iteration serves the batches that were left.
@@ -257,6 +270,10 @@ class BatchLoader:
                 "the same batch_size times number of processes to continue exactly.",
                 stacklevel=2,
             )
+
+    @property
+    def _progress(self) -> Any:
+        return self.fit_loop.epoch_loop.batch_progress
 
     def _place(self) -> tuple[int, int]:
         return rank_and_world_size() if self._shard else (0, 1)

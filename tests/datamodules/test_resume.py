@@ -14,8 +14,9 @@ BATCHES = 6
 
 
 class Mean(lightning.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, cycle: bool = False) -> None:
         super().__init__()
+        self.cycle = cycle
         self.mean = torch.nn.Parameter(torch.zeros(1))
         self.seen: list[tuple[int, float]] = []
 
@@ -27,7 +28,13 @@ class Mean(lightning.LightningModule):
         self.log("loss", (batch - self.mean).square().mean())
 
     def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.1)
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.1)
+        if not self.cycle:
+            return optimizer
+        # sets up the loaders before a checkpoint's place in the data is known
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class SaveOnce(Callback):
@@ -51,12 +58,37 @@ class SaveOnce(Callback):
         self._save(trainer, "end")
 
 
-def fit(num_train, callback=None, checkpoint=None, **trainer) -> Mean:
+class Interrupt(Callback):
+    """Saves in the middle of a batch, where a user's Ctrl-C would, and stops there."""
+
+    def __init__(self, hook: str, step: int, path: Path) -> None:
+        self.hook, self.step, self.path = hook, step, path
+
+    def _stop(self, trainer, hook: str) -> None:
+        if hook == self.hook and trainer.global_step == self.step and not self.path.exists():
+            trainer.save_checkpoint(self.path)
+            raise StoppedError
+
+    def on_train_batch_start(self, trainer, *_):
+        self._stop(trainer, "start")
+
+    def on_before_backward(self, trainer, *_):
+        self._stop(trainer, "backward")
+
+    def on_before_optimizer_step(self, trainer, *_):
+        self._stop(trainer, "step")
+
+
+class StoppedError(Exception):
+    pass
+
+
+def fit(num_train, callback=None, checkpoint=None, cycle=False, **trainer) -> Mean:
     data = GumbelDataModule(
         batch_size=8, batches_per_epoch=BATCHES, num_train=num_train, num_val=16, num_test=8, num_calibration=8
     )
     settings = {"max_epochs": 4, "num_sanity_val_steps": 0, **trainer}
-    module = Mean()
+    module = Mean(cycle)
     lightning.Trainer(
         accelerator="cpu",
         logger=False,
@@ -78,6 +110,32 @@ def test_resumed_run_is_the_uninterrupted_run(tmp_path, num_train, hook, step, s
     path = tmp_path / "a.ckpt"
     whole = fit(num_train, SaveOnce(hook, step, path), val_check_interval=2, **stop)
     resumed = fit(num_train, checkpoint=path, val_check_interval=2, **stop)
+    assert resumed.seen == whole.seen[step:]
+    assert torch.equal(resumed.mean, whole.mean)
+
+
+@pytest.mark.parametrize("step", [0, 2, 6, 8])
+@pytest.mark.parametrize("hook", ["start", "backward", "step"])
+def test_an_interrupted_batch_is_not_lost(tmp_path, hook, step) -> None:
+    whole = fit(50, val_check_interval=2)
+    with pytest.raises(StoppedError):
+        fit(50, Interrupt(hook, step, tmp_path / "a.ckpt"), val_check_interval=2)
+    resumed = fit(50, SaveOnce("batch", step + 3, tmp_path / "b.ckpt"), tmp_path / "a.ckpt", val_check_interval=2)
+    assert resumed.seen == whole.seen[step:]
+    assert torch.equal(resumed.mean, whole.mean)
+    again = fit(50, checkpoint=tmp_path / "b.ckpt", val_check_interval=2)
+    assert again.seen == whole.seen[step + 3 :]
+    assert torch.equal(again.mean, whole.mean)
+
+
+@pytest.mark.parametrize("stop", [{"max_epochs": 4}, {"max_epochs": -1, "max_steps": 23}])
+@pytest.mark.parametrize(
+    ("hook", "step"), [("batch", 3), ("batch", 8), ("batch", 12), ("validation", 8), ("epoch", 12)]
+)
+def test_loaders_set_up_before_their_place_is_known(tmp_path, hook, step, stop) -> None:
+    path = tmp_path / "a.ckpt"
+    whole = fit(50, SaveOnce(hook, step, path), cycle=True, val_check_interval=2, **stop)
+    resumed = fit(50, checkpoint=path, cycle=True, val_check_interval=2, **stop)
     assert resumed.seen == whole.seen[step:]
     assert torch.equal(resumed.mean, whole.mean)
 
