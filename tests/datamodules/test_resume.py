@@ -120,12 +120,9 @@ def test_an_interrupted_batch_is_not_lost(tmp_path, hook, step) -> None:
     whole = fit(50, val_check_interval=2)
     with pytest.raises(StoppedError):
         fit(50, Interrupt(hook, step, tmp_path / "a.ckpt"), val_check_interval=2)
-    resumed = fit(50, SaveOnce("batch", step + 3, tmp_path / "b.ckpt"), tmp_path / "a.ckpt", val_check_interval=2)
+    resumed = fit(50, checkpoint=tmp_path / "a.ckpt", val_check_interval=2)
     assert resumed.seen == whole.seen[step:]
     assert torch.equal(resumed.mean, whole.mean)
-    again = fit(50, checkpoint=tmp_path / "b.ckpt", val_check_interval=2)
-    assert again.seen == whole.seen[step + 3 :]
-    assert torch.equal(again.mean, whole.mean)
 
 
 @pytest.mark.parametrize("stop", [{"max_epochs": 4}, {"max_epochs": -1, "max_steps": 23}])
