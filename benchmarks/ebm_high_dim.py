@@ -154,7 +154,7 @@ def run_config(job: Job) -> Job:
     gaussian = MultivariateNormal(train.mean(0), torch.cov(train.T, correction=0))
     cli.model.eval()
     with torch.no_grad():
-        ours = -torch.cat([cli.model.log_prob(chunk) for chunk in test.split(4096)]).double()
+        ours = -torch.cat([cli.model.log_prob_scaled(chunk) for chunk in test.split(4096)]).double()
     return {
         "seconds": seconds,
         "parameters": sum(p.numel() for p in cli.model.parameters()),

@@ -30,7 +30,7 @@ def log_prob(module: DensityTask, rows: Tensor, calibration: Sequence[Tensor]) -
     parameterization = getattr(module, "parameterization", None)
     if parameterization is not None and parameterization.is_stale:
         parameterization.calibrate(calibration)
-    values = torch.cat([module.log_prob(part) for part in rows.split(4096)])
+    values = torch.cat([module.log_prob_scaled(part) for part in rows.split(4096)])
     module.train()
     return values
 

@@ -57,7 +57,7 @@ def distance(module: LogConcaveEBM, data: GumbelDataModule) -> float:
     """Total variation to the truth on an 8000-point grid."""
     points = grid_points(data.window, 8000)
     weights = trapezoid_log_weights(data.window, 8000).exp()
-    return float(total_variation(data.log_prob(points), module.log_prob(points), weights))
+    return float(total_variation(data.log_prob(points), module.log_prob_scaled(points), weights))
 
 
 def train(module: LogConcaveEBM, data: GumbelDataModule, optimizer: str, steps: int, marks: tuple[int, ...]) -> list:

@@ -33,7 +33,7 @@ def run(parameterization: list[str], seed: int) -> dict[str, float]:
     gaussian = MultivariateNormal(train.mean(0), torch.cov(train.T, correction=0))
     cli.model.eval()
     with torch.no_grad():
-        ours = -cli.model.log_prob(test).double()
+        ours = -cli.model.log_prob_scaled(test).double()
     theirs = -gaussian.log_prob(test.double())
     difference = ours - theirs
     return {

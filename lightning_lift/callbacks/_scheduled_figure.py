@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -12,7 +13,10 @@ from torch import Tensor
 from lightning_lift.callbacks._logging import publish_figure, run_directory
 from lightning_lift.callbacks.periodic import WarnsOnce, check_count
 from lightning_lift.diagnostics.probe import undisturbed
+from lightning_lift.modules.density import DensityTask
+from lightning_lift.modules.units import column_order
 
+Array = np.typing.NDArray[np.float64]
 Stage = Literal["val", "test"]
 
 _MAX_ROWS = 20_000
@@ -125,6 +129,46 @@ class ScheduledFigure(WarnsOnce):
             return
         path: Path = run_directory(trainer) / "figures" / file_name
         publish_figure(trainer, figure, f"{self.label}/{stage}", path, trainer.global_step)
+
+
+def density_on_window(pl_module: Any, data: Any, size: int) -> tuple[list[Array], Array, Array | None]:
+    """Axes of a grid on the data module's window and, on it, model and truth; all in original units.
+
+    Args:
+        pl_module: a density task, or a module with ``log_prob(x)`` in original units.
+        data: a data module of D columns.
+        size: points n along each dimension.
+
+    Returns:
+        D axes of shape (n,), the model's density, shape (n, ..., n), and the true one or None where it is not known.
+    """
+    lines = [torch.linspace(low, high, size, dtype=torch.float64) for low, high in data.window.T.tolist()]
+    points = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).reshape(-1, data.dim)
+    like = next(pl_module.parameters())
+    if isinstance(pl_module, DensityTask):  # knows the order of the data's columns, and needs no large numbers
+        parts = [pl_module.predict_step(part.to(like), 0) for part in points.split(8192)]
+    else:
+        parts = [pl_module.log_prob(part.to(like)) for part in original_units(data, points).split(8192)]
+    model = torch.cat(parts).cpu()
+    shape = [size] * data.dim
+    truth = None
+    if getattr(data, "has_log_prob", False):
+        truth = (data.log_prob(points.float()).double() - data.log_scale).exp().view(shape).numpy()
+    axes = original_units(data, torch.stack(lines, 1)).T
+    return [axis.numpy() for axis in axes], model.double().exp().view(shape).numpy(), truth
+
+
+def original_units(data: Any, x: Tensor) -> Tensor:
+    """Points in the data module's training units, shape (N, D), to original ones, float64 on the CPU."""
+    original: Tensor = data.location.cpu().double() + data.scale.cpu().double() * x.cpu().double()
+    return original
+
+
+def in_data_order(pl_module: Any, data: Any, x: Tensor) -> Tensor:
+    """Points of a model, shape (N, D), float64 on the CPU, with their columns as the data module has them."""
+    x = x.detach().cpu().double()
+    order = column_order(getattr(pl_module, "columns", None), data)
+    return x if order is None else x[:, torch.tensor(order).argsort()]
 
 
 def held_out_rows(data: Any, stage: Stage, most: int = _MAX_ROWS) -> Tensor:

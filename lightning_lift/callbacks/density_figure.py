@@ -3,12 +3,18 @@
 from typing import Any
 
 import lightning as L
-import torch
+import numpy as np
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from lightning_lift.callbacks._density_plot import DensityPicture, draw_density
-from lightning_lift.callbacks._scheduled_figure import ScheduledFigure, Stage, column_names, held_out_rows
+from lightning_lift.callbacks._scheduled_figure import (
+    ScheduledFigure,
+    Stage,
+    column_names,
+    density_on_window,
+    held_out_rows,
+    original_units,
+)
 
 _POINTS = {1: 1001, 2: 161}  # along each dimension
 
@@ -60,32 +66,14 @@ class DensityFigure(ScheduledFigure):
     def _picture(
         self, trainer: L.Trainer, pl_module: L.LightningModule, data: Any, stage: Stage
     ) -> DensityPicture | None:
-        size = _POINTS[data.dim]
-        ends = data.window.T.tolist()
-        lines = [torch.linspace(low, high, size, dtype=torch.float64) for low, high in ends]
-        points = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).reshape(-1, data.dim).float()
-        log_prob: Any = pl_module.log_prob
-        own_units: Any = getattr(pl_module, "own_units", lambda rows: rows)
-        parts = [part.to(pl_module.device) for part in torch.split(points, 8192)]
-        log_model = torch.cat([log_prob(own_units(part)).cpu() for part in parts])
-        if bool(log_model.isnan().any()) or bool((log_model == torch.inf).any()):
+        axes, model, truth = density_on_window(pl_module, data, _POINTS[data.dim])
+        if not np.isfinite(model).all():
             return None
-        location, scale = data.location.cpu().double(), data.scale.cpu().double()
-        shape = [size] * data.dim
-
-        log_scale = float(scale.log().sum())
-
-        def density(log_prob: Tensor, log_scale: float) -> Any:
-            return (log_prob.double() - log_scale).exp().view(shape).numpy()
-
-        truth = density(data.log_prob(points), log_scale) if data.has_log_prob else None
-        rows = None
-        if truth is None:
-            rows = (location + scale * held_out_rows(data, stage).double()).numpy()
+        rows = None if truth is not None else original_units(data, held_out_rows(data, stage)).numpy()
         when = f"step {trainer.global_step}" if stage == "val" else "test"
         return DensityPicture(
-            axes=tuple((location[i] + scale[i] * line).numpy() for i, line in enumerate(lines)),
-            model=density(log_model, getattr(pl_module, "log_scale", log_scale)),
+            axes=tuple(axes),
+            model=model,
             truth=truth,
             rows=rows,
             columns=column_names(data),

@@ -6,10 +6,17 @@ import lightning as L
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from lightning_lift.callbacks._flow_plot import Array, FlowPicture, MarginalPicture, draw_flow, draw_marginals
-from lightning_lift.callbacks._scheduled_figure import ScheduledFigure, Stage, column_names, held_out_rows
+from lightning_lift.callbacks._scheduled_figure import (
+    ScheduledFigure,
+    Stage,
+    column_names,
+    density_on_window,
+    held_out_rows,
+    in_data_order,
+    original_units,
+)
 from lightning_lift.callbacks.periodic import check_count
 
 _POINTS = 161  # along each dimension, of the density
@@ -26,8 +33,9 @@ class FlowFigure(ScheduledFigure):
     lines crowd where mass is. Any other number of columns: marginals of samples and held-out rows, of up to four.
 
     It needs ``sample(n, seed)`` of the module, in the plane ``log_prob(x)`` too, and draws the grid where there is
-    ``inverse_map(y)``; lines break where that inverse has not converged. Figures go to ``flow/val`` and ``flow/test``
-    in TensorBoard, and to ``figures/flow_step_<step>.png`` and ``figures/flow_test.png`` beside the logs.
+    ``inverse_map(y)``, all in original units; lines break where that inverse has not converged. Figures go to
+    ``flow/val`` and ``flow/test`` in TensorBoard, and to ``figures/flow_step_<step>.png`` and
+    ``figures/flow_test.png`` beside the logs.
 
     Args:
         every_n_steps: optimizer steps between figures; one is drawn in the first validation that is at least so many
@@ -61,8 +69,8 @@ class FlowFigure(ScheduledFigure):
             return None, f"{type(pl_module).__name__} has no sample(n, seed) and log_prob(x)."
         when = f"step {trainer.global_step}" if stage == "val" else "test"
         title = f"{data.name}, {when}"
-        samples = _model_units(pl_module, sample(self.num_samples, 0))
-        rows = _data_units(data, held_out_rows(data, stage))
+        samples = in_data_order(pl_module, data, sample(self.num_samples, seed=0)).numpy()
+        rows = original_units(data, held_out_rows(data, stage)).numpy()
         if not np.isfinite(samples).all():
             return None, "samples are not finite: the model has diverged."
         if data.dim != 2:
@@ -75,31 +83,20 @@ class FlowFigure(ScheduledFigure):
         return draw_flow(picture), ""
 
     def _plane(self, pl_module: Any, data: Any, samples: Array, rows: Array, title: str) -> FlowPicture:
-        lines = [torch.linspace(low, high, _POINTS, dtype=torch.float64) for low, high in data.window.T.tolist()]
-        points = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).reshape(-1, 2).float()
-        own_units = getattr(pl_module, "own_units", lambda rows: rows)
-        parts = [pl_module.log_prob(own_units(p.to(pl_module.device))).cpu() for p in torch.split(points, 8192)]
-        log_scale = float(data.scale.cpu().double().log().sum())
-
-        def density(log_prob: Tensor, log_scale: float) -> Array:
-            values: Array = (log_prob.double() - log_scale).exp().view(_POINTS, _POINTS).numpy()
-            return values
-
-        location, scale = data.location.cpu().double(), data.scale.cpu().double()
-        axes = [(location[i] + scale[i] * line).numpy() for i, line in enumerate(lines)]
+        axes, model, truth = density_on_window(pl_module, data, _POINTS)
         return FlowPicture(
             axes=(axes[0], axes[1]),
-            model=density(torch.cat(parts), getattr(pl_module, "log_scale", log_scale)),
+            model=model,
             samples=samples,
-            truth=density(data.log_prob(points), log_scale) if getattr(data, "has_log_prob", False) else None,
+            truth=truth,
             rows=rows,
-            grid=_base_grid(pl_module),
+            grid=_base_grid(pl_module, data),
             columns=column_names(data),
             title=title,
         )
 
 
-def _base_grid(pl_module: Any) -> Array | None:
+def _base_grid(pl_module: Any, data: Any) -> Array | None:
     """Pre-images of the lines z1 = c and z2 = c, shape (2, lines, points, 2); NaN where the inverse failed."""
     inverse_map = getattr(pl_module, "inverse_map", None)
     if not callable(inverse_map):
@@ -111,19 +108,5 @@ def _base_grid(pl_module: Any) -> Array | None:
     like = next(pl_module.parameters())
     result = inverse_map(lines.reshape(-1, 2).to(like))
     x = torch.where(result.converged[:, None], result.x, torch.nan)
-    return _model_units(pl_module, x).reshape(lines.shape)
-
-
-def _model_units(pl_module: Any, x: Tensor) -> Array:
-    """Points in the module's training units to original ones: a checkpoint keeps the units it was fitted in."""
-    x = x.detach().cpu().double()
-    location, scale = (getattr(pl_module, name, None) for name in ("location", "scale"))
-    if location is not None and scale is not None:
-        x = location.cpu().double() + scale.cpu().double() * x
-    array: Array = x.numpy()
-    return array
-
-
-def _data_units(data: Any, x: Tensor) -> Array:
-    array: Array = (data.location.cpu().double() + data.scale.cpu().double() * x.double()).numpy()
-    return array
+    grid: Array = in_data_order(pl_module, data, x).reshape(lines.shape).numpy()
+    return grid

@@ -80,7 +80,8 @@ class LatentImages(ScheduledFigure):
             return None, f"{type(data).__name__} has no decode(rows), so its rows are no images."
         if not callable(sample):
             return None, f"{type(pl_module).__name__} has no sample(n, seed)."
-        draws = _data_units(pl_module, data, sample(self.num_images, self.seed))
+        draws = sample(self.num_images, seed=self.seed).detach().cpu().double()
+        draws = ((draws - data.location.cpu().double()) / data.scale.cpu().double()).float()  # what ``decode`` takes
         if not bool(torch.isfinite(draws).all()):
             return None, "the draws are not finite: the model has diverged."
         # Half a panel for the originals and half for what becomes of them.
@@ -143,13 +144,3 @@ def _in_pairs(above: Tensor, below: Tensor, columns: int) -> Array:
     cell = above.shape[-1] + 1
     first, second = (tiled(images, columns).reshape(-1, cell, columns * cell) for images in (above, below))
     return np.stack([first, second], axis=1).reshape(-1, columns * cell)
-
-
-def _data_units(pl_module: Any, data: Any, samples: Tensor) -> Tensor:
-    """From the module's training units to the data module's: a checkpoint keeps the units that it was fitted in."""
-    samples = samples.detach().cpu().double()
-    location, scale = (getattr(pl_module, name, None) for name in ("location", "scale"))
-    if isinstance(location, Tensor) and isinstance(scale, Tensor):
-        original = location.cpu().double() + scale.cpu().double() * samples
-        samples = (original - data.location.cpu().double()) / data.scale.cpu().double()
-    return samples.float()

@@ -150,12 +150,9 @@ class PredictionWriter(BasePredictionWriter):
                 np.savez(temporary, rows=rows.numpy(), log_density=log_density.numpy(), columns=np.array(columns))
 
     def _write_samples(self, trainer: L.Trainer, module: Any) -> None:
-        """The draws, from the units that the module was fitted in to original ones, and what is known of them."""
-        draws = module.sample(self.num_samples, self.sample_seed).detach().cpu().double()
-        location, scale = getattr(module, "location", None), getattr(module, "scale", None)
-        if isinstance(location, Tensor) and isinstance(scale, Tensor):
-            draws = location.cpu().double() + scale.cpu().double() * draws
-        columns = _column_names(trainer, draws.shape[1])
+        """The draws in original units, and what is known of them."""
+        draws = module.sample(self.num_samples, seed=self.sample_seed).detach().cpu().double()
+        columns = getattr(module, "columns", None) or _column_names(trainer, draws.shape[1])  # in the module's order
         path = Path(self.path)
         path = path.with_name(f"{path.stem}_samples{path.suffix}")
         with whole_file(path) as temporary:

@@ -20,7 +20,7 @@ class SampleDistance(WarnsOnce):
     ``..._standard_error`` each; and ``test/energy_distance_held_out``, between one half of those rows and the other:
     the size of what chance alone gives. A model whose samples are indistinguishable is within two or three standard
     errors of zero; both look at the coarse shape, and fine structure shows in the likelihood. Needs
-    ``sample(n, seed)`` of the module; works for energy-based models and flows alike.
+    ``sample_scaled(n, generator)`` of the module; works for energy-based models and flows alike.
 
     Args:
         num_samples: draws of the model, and at most so many test rows (all pairs are compared).
@@ -42,9 +42,9 @@ class SampleDistance(WarnsOnce):
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Draws, compares and logs."""
         data = getattr(trainer, "datamodule", None)
-        sample = getattr(pl_module, "sample", None)
-        if data is None or not callable(sample):
-            missing = "the trainer has no data module" if data is None else f"{type(pl_module).__name__} has no sample"
+        if data is None or not callable(getattr(pl_module, "sample_scaled", None)):
+            name = type(pl_module).__name__
+            missing = "the trainer has no data module" if data is None else f"{name} has no sample_scaled"
             self.warn_once(f"{missing}, so samples are not compared.")
             return
         calibrate = getattr(pl_module, "calibrate", None)
@@ -65,7 +65,7 @@ class SampleDistance(WarnsOnce):
     def _compare(self, pl_module: Any, data: Any) -> dict[str, float]:
         own_units = getattr(pl_module, "own_units", lambda rows: rows)
         rows: Tensor = own_units(held_out_rows(data, "test", self.num_samples))
-        samples: Tensor = pl_module.sample(self.num_samples, 0).cpu()
+        samples: Tensor = pl_module.sample_scaled(self.num_samples, torch.Generator().manual_seed(0)).cpu()
         energy, mmd = energy_distance(samples, rows), maximum_mean_discrepancy(samples, rows)
         figures = {
             "energy_distance": energy.value,

@@ -187,9 +187,9 @@ def network_weights(module: Landscaped) -> dict[str, Tensor]:
 def evaluation_loss(module: Landscaped, rows: Tensor, strict: bool = False) -> float:
     """The task's loss on fixed rows, in evaluation mode, with fixed random draws.
 
-    The mean negative log-likelihood where the module has ``log_prob`` (with the log Z of evaluation: the training
-    estimate's value may not be one), else ``batch_loss``. Two calls give the same number: a window that follows the
-    density and torch's generators are put back.
+    The mean negative log-likelihood where the module has ``log_prob_scaled`` (with the log Z of evaluation: the
+    training estimate's value may not be one), else ``batch_loss``. Two calls give the same number: a window that
+    follows the density and torch's generators are put back.
 
     Args:
         module: calibrated where it needs to be.
@@ -205,7 +205,7 @@ def evaluation_loss(module: Landscaped, rows: Tensor, strict: bool = False) -> f
     with undisturbed(cast(nn.Module, module)), torch.no_grad():
         torch.manual_seed(0)
         cast(nn.Module, module).eval()
-        log_prob: Any = getattr(module, "log_prob", None)
+        log_prob: Any = getattr(module, "log_prob_scaled", None)
         try:
             loss = float(module.batch_loss(rows) if log_prob is None else -log_prob(rows).mean())
         except (RuntimeError, ValueError, ArithmeticError):

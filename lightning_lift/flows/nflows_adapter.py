@@ -290,13 +290,13 @@ def _attached(flow_map: FlowMap, x: Tensor, y: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def draw_samples(flow: Flow, num_samples: int, seed: int) -> Tensor:
-    """Independent draws from a flow of ``make_flow``; unlike nflows' own, they leave the global random state alone.
+def draw_samples(flow: Flow, num_samples: int, generator: torch.Generator) -> Tensor:
+    """Independent draws from a flow of ``make_flow``; unlike nflows' own, they come from a generator.
 
     Args:
         flow: in evaluation mode.
         num_samples: how many, n.
-        seed: of the draws' own generator.
+        generator: of the noise, on the CPU, so that a seed gives the same draws everywhere.
 
     Returns:
         Shape (n, D), in the precision and on the device of the flow.
@@ -305,7 +305,6 @@ def draw_samples(flow: Flow, num_samples: int, seed: int) -> Tensor:
         RuntimeError: the inverse is not finite at some draws, also in float64.
     """
     like = flow._distribution._log_z
-    generator = torch.Generator().manual_seed(seed)  # on the CPU, so that a seed gives the same draws everywhere
     noise = torch.randn(num_samples, *flow._distribution._shape, generator=generator, dtype=like.dtype)
     x = base_to_data(flow, noise.to(like.device))
     failed = int((~x.isfinite().all(1)).sum())

@@ -11,6 +11,7 @@ from lightning_lift.metrics.functional import hellinger_distance, kl_divergence,
 from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.frozen import FrozenDistribution
 from lightning_lift.modules.task import TaskModule
+from lightning_lift.modules.original_units import OriginalUnits
 from lightning_lift.networks.base import check_points
 from lightning_lift.partition.grids import grid_points, trapezoid_log_weights
 
@@ -19,15 +20,19 @@ from lightning_lift.partition.grids import grid_points, trapezoid_log_weights
 _TRUTH_POINTS = {"val": {1: 8000, 2: 160}, "test": {1: 8000, 2: 400}}
 
 
-class DensityTask(TaskModule):
+class DensityTask(OriginalUnits, TaskModule):
     """Base of tasks with a normalised density, on convex networks or not.
+
+    ``log_prob``, ``sample``, ``predict`` and ``freeze`` are in original units; losses, ``log_prob_scaled`` and
+    ``sample_scaled`` are in training units, as the data module's rows and its own ``log_prob`` are.
 
     Logged in validation: ``val/nll`` (nats, training units), ``val/total_variation`` where the data module knows the
     true density in one or two dimensions. In test: ``test/nll``, ``test/nll_standard_error``, ``test/nll_original``
     (original units), ``test/excess_nll`` where the entropy is known, ``test/total_variation``, ``test/kl_divergence``
     (from the truth to the model) and ``test/hellinger_distance``.
 
-    Subclass requirements: ``batch_loss`` (or ``loss``, behind ``DensityModule``), ``log_prob`` and ``frozen``.
+    Subclass requirements: ``batch_loss`` (or ``loss``, behind ``DensityModule``), ``log_prob_scaled``,
+    ``sample_scaled`` and ``frozen``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -36,16 +41,8 @@ class DensityTask(TaskModule):
         self.test_nll = NegativeLogLikelihood()
         self.test_nll_standard_error = NegativeLogLikelihoodStandardError()
 
-    @abstractmethod
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Log-density in training units under the weights of evaluation, -inf outside the support.
-
-        Args:
-            x: points in training units, shape (N, D).
-
-        Returns:
-            Shape (N,), nats.
-        """
+    def _like_weights(self, x: Tensor) -> Tensor:
+        return x.to(next(self.parameters()))
 
     @abstractmethod
     def frozen(self) -> FrozenDistribution:
@@ -74,7 +71,7 @@ class DensityTask(TaskModule):
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         """Accumulates the negative log-likelihood of held-out rows."""
-        self.val_nll.update(self.log_prob(self.own_units(batch)))
+        self.val_nll.update(self.log_prob_scaled(self.own_units(batch)))
 
     def on_validation_epoch_end(self) -> None:
         """Logs ``val/nll``."""
@@ -93,7 +90,7 @@ class DensityTask(TaskModule):
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
         """Accumulates the negative log-likelihood of test rows."""
-        log_prob = self.log_prob(self.own_units(batch))
+        log_prob = self.log_prob_scaled(self.own_units(batch))
         self.test_nll.update(log_prob)
         self.test_nll_standard_error.update(log_prob)
 
@@ -123,7 +120,7 @@ class DensityTask(TaskModule):
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """Log-density of each row in original units, shape (N,)."""
         check_points(batch, self.dim)
-        return self.log_prob(self.own_units(batch)) - self.log_scale
+        return self.log_prob_scaled(self.own_units(batch)) - self.log_scale
 
     @torch.no_grad()
     def _on_truth_grid(self, stage: str) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -134,12 +131,17 @@ class DensityTask(TaskModule):
         size = _TRUTH_POINTS[stage][self.dim]
         window = data.window.to(next(self.parameters()))  # the weights' dtype: float64 under 64-true
         points = grid_points(window, size)
-        model = torch.cat([self.log_prob(self.own_units(chunk)) for chunk in points.split(16384)])
+        model = torch.cat([self.log_prob_scaled(self.own_units(chunk)) for chunk in points.split(16384)])
+        if self._other_units() is not None:
+            model = model + (
+                data.log_scale - self.log_scale
+            )  # the window, and so the comparison, is in the data's units
         return data.log_prob(points.cpu()).to(model), model, trapezoid_log_weights(window, size).exp()
 
 
 class DensityModule(DensityTask, ConvexModule):
     """Base of tasks with a normalised density on convex networks.
 
-    It logs what ``DensityTask`` does. Subclass requirements: ``loss`` (or ``batch_loss``), ``log_prob`` and ``frozen``.
+    It logs what ``DensityTask`` does. Subclass requirements: ``loss`` (or ``batch_loss``), ``log_prob_scaled``,
+    ``sample_scaled`` and ``frozen``.
     """

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightning_lift.modules.density import DensityModule
 from lightning_lift.modules.factories import factory
-from lightning_lift.modules.frozen import FrozenDensity, FrozenEnergy, within
+from lightning_lift.modules.frozen import FrozenDensity, FrozenEnergy, inside_only
 from lightning_lift.networks import ICNN, ConvexNetwork
 from lightning_lift.networks.base import check_points
 from lightning_lift.parameterizations import Lift, Parameterization
@@ -93,7 +93,7 @@ class LogConcaveEBM(DensityModule):
         log_partition: Tensor = self.partition(potential)
         return potential.value(batch).mean() + log_partition
 
-    def log_prob(self, x: Tensor) -> Tensor:
+    def log_prob_scaled(self, x: Tensor) -> Tensor:
         """Log-density -E(x) - log Z in training units under the weights of evaluation, -inf outside the support.
 
         Args:
@@ -106,8 +106,7 @@ class LogConcaveEBM(DensityModule):
         with self._evaluation_mode():
             potential = self.potential()
             estimate = self._evaluations_estimate() or self.evaluator.evaluate(potential)
-            log_prob = -potential.value(x) - estimate.log_partition
-        return torch.where(within(x, self.support.to(x)), log_prob, -torch.inf)
+            return inside_only(-potential.value(x) - estimate.log_partition, x, self.support.to(x))
 
     def _evaluations_estimate(self) -> PartitionEstimate | None:
         # Only inside the evaluation that made it: an interrupted one leaves it behind, and the weights move on.
@@ -116,18 +115,18 @@ class LogConcaveEBM(DensityModule):
         return self._estimate if inside else None
 
     @torch.no_grad()
-    def sample(self, num_samples: int, seed: int = 0) -> Tensor:
+    def sample_scaled(self, num_samples: int, generator: torch.Generator) -> Tensor:
         """Draws in training units under the weights of evaluation; ``sampling_diagnostics`` judges them.
 
         Args:
             num_samples: how many, n.
-            seed: of the draws' own generator.
+            generator: of all random numbers, on the CPU.
 
         Returns:
             Shape (n, D).
         """
         with self._evaluation_mode():
-            return self.evaluator.sample(self.potential(), num_samples, seed)
+            return self.evaluator.sample(self.potential(), num_samples, generator)
 
     @property
     def sampling_diagnostics(self) -> dict[str, float]:

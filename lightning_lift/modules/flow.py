@@ -160,7 +160,7 @@ class ConvexPotentialFlow(DensityModule):
         self._last = LogDetResult(*(part.detach() for part in result))
         return log_prob.to(x.dtype)
 
-    def log_prob(self, x: Tensor) -> Tensor:
+    def log_prob_scaled(self, x: Tensor) -> Tensor:
         """log N(f(x); 0, I) + log det Df(x) in training units under the weights of evaluation.
 
         Args:
@@ -184,27 +184,34 @@ class ConvexPotentialFlow(DensityModule):
             self.logdet.train(mode)
 
     def map(self, x: Tensor) -> Tensor:
-        """f(x), from data to noise, under the weights of evaluation; differentiable.
+        """The noise that rows are mapped to, under the weights of evaluation; differentiable.
 
         Args:
-            x: points in training units, shape (N, D).
+            x: points in original units, shape (N, D).
 
         Returns:
-            Shape (N, D).
+            Shape (N, D): standard normal where the model is right.
         """
+        return self._map_scaled(self.to_scaled(x))
+
+    def inverse_map(self, y: Tensor) -> InverseResult:
+        """The points that ``map`` takes to y, under the weights of evaluation, without gradient.
+
+        Args:
+            y: noise, shape (N, D).
+
+        Returns:
+            The points in original units; of each a convergence flag and its residual in units of the noise.
+        """
+        result = self._inverse_scaled(y)
+        return result._replace(x=self.to_original(result.x))
+
+    def _map_scaled(self, x: Tensor) -> Tensor:
         with self._evaluation_mode():
             return self.flow_map().map(self._at_precision(x)).to(x.dtype)
 
     @torch.no_grad()
-    def inverse_map(self, y: Tensor) -> InverseResult:
-        """The points with f(x) = y, from noise to data, under the weights of evaluation.
-
-        Args:
-            y: shape (N, D).
-
-        Returns:
-            The points in training units, with a convergence flag and the residual of each.
-        """
+    def _inverse_scaled(self, y: Tensor) -> InverseResult:
         with self._evaluation_mode():
             result = self.flow_map().inverse(self._at_precision(y))
         return result._replace(x=result.x.to(y.dtype), residual=result.residual.to(y.dtype))
@@ -212,14 +219,14 @@ class ConvexPotentialFlow(DensityModule):
     def convex_conjugate(self, y: Tensor) -> ConvexConjugate:
         """F*(y) = max over u of <u, y> - F(u), for a flow of one block, under the weights of evaluation.
 
-        Behind an ActNorm F is a function of the normalised points u = s(x). The gradient of F* is the inverse of
-        grad F.
+        F is a function of training units, behind an ActNorm of the normalised points u = s(x). The gradient of F* is
+        the inverse of grad F.
 
         Args:
-            y: shape (N, D).
+            y: noise, shape (N, D).
 
         Returns:
-            The values (N,), differentiable, with the maximisers and whether they were found.
+            The values (N,), differentiable, with the maximisers u and whether they were found.
 
         Raises:
             ValueError: a flow of several blocks, whose map is the gradient of no convex function.
@@ -236,31 +243,28 @@ class ConvexPotentialFlow(DensityModule):
     # -- samples ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def sample(self, num_samples: int, seed: int = 0) -> Tensor:
+    def sample_scaled(self, num_samples: int, generator: torch.Generator) -> Tensor:
         """Independent draws in training units under the weights of evaluation: noise through the inverse map.
 
         Args:
             num_samples: how many, n.
-            seed: of the draws' own generator.
+            generator: of the noise, on the CPU.
 
         Returns:
             Shape (n, D).
 
         Raises:
-            ValueError: ``num_samples`` is below 1.
             RuntimeError: points whose inverse is not found, in float64 either.
         """
-        if num_samples < 1:
-            raise ValueError(f"num_samples={num_samples}: ask for at least one draw.")
-        noise = torch.randn(num_samples, self.dim, generator=torch.Generator().manual_seed(seed))
-        return all_points(self.inverse_map(noise.to(next(self.parameters()))))
+        noise = torch.randn(num_samples, self.dim, generator=generator)
+        return all_points(self._inverse_scaled(noise.to(next(self.parameters()))))
 
     @torch.no_grad()
     def reconstruct(self, x: Tensor) -> InverseResult:
         """Rows through the map and back.
 
         Args:
-            x: points in training units, shape (N, D).
+            x: points in original units, shape (N, D).
 
         Returns:
             What ``inverse_map`` gives at the images.
@@ -272,12 +276,12 @@ class ConvexPotentialFlow(DensityModule):
         """Points along the straight line between the images of two rows, mapped back.
 
         Args:
-            first: where the paths start, in training units, shape (N, D).
-            last: where they end, shape (N, D).
+            first: where the paths start, in original units, shape (N, D).
+            last: where they end, in original units, shape (N, D).
             num_points: points on each path, both ends among them.
 
         Returns:
-            Shape (num_points, N, D), in training units.
+            Shape (num_points, N, D), in original units.
 
         Raises:
             ValueError: shapes that differ, or fewer than two points.
@@ -287,8 +291,9 @@ class ConvexPotentialFlow(DensityModule):
             raise ValueError(f"first has shape {tuple(first.shape)} and last {tuple(last.shape)}: give equal ones.")
         if num_points < 2:
             raise ValueError(f"num_points={num_points}: a path has at least its two ends.")
-        steps = torch.linspace(0.0, 1.0, num_points).to(first).view(-1, 1, 1)
-        path = torch.lerp(self.map(first).unsqueeze(0), self.map(last).unsqueeze(0), steps)
+        start, end = self.map(first), self.map(last)
+        steps = torch.linspace(0.0, 1.0, num_points).to(start).view(-1, 1, 1)
+        path = torch.lerp(start.unsqueeze(0), end.unsqueeze(0), steps)
         return all_points(self.inverse_map(path.reshape(-1, self.dim))).view(path.shape)
 
     def frozen(self) -> FrozenFlow:
@@ -367,7 +372,7 @@ class ConvexPotentialFlow(DensityModule):
             self._measure(rows)
 
     def _measure(self, rows: Tensor) -> None:
-        found = self.reconstruct(rows)
+        found = self._inverse_scaled(self._map_scaled(rows))
         error = (found.x - rows).norm(dim=1)
         self._figure("inverse_error").update(error)
         self._figure("inverse_error_mean").update(error)

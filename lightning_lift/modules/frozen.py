@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable
 from typing import Any
 
@@ -11,21 +11,22 @@ from torch import Tensor, nn
 
 from lightning_lift.flows.logdet import LogDet
 from lightning_lift.flows.transform import FlowMap, FlowStage, PlainLogDet, all_points, standard_normal_log_prob
-from lightning_lift.networks.base import check_points
+from lightning_lift.modules.original_units import OriginalUnits
 from lightning_lift.partition.base import Partition
 from lightning_lift.potential import Potential
 
 _FAR = 1e4  # |location| / scale beyond which float32 cannot tell rows a thousandth of their spread apart
 
 
-def within(x: Tensor, support: Tensor) -> Tensor:
-    """Which points lie in a closed box, shape (N,), bool.
+def inside_only(log_prob: Tensor, x: Tensor, support: Tensor) -> Tensor:
+    """Log-densities with -inf outside a closed box; NaN where a point is NaN and not outside otherwise.
 
     Args:
-        x: points, shape (N, D).
+        log_prob: shape (N,).
+        x: their points, shape (N, D).
         support: low and high row, shape (2, D), infinite where open.
     """
-    return ((x >= support[0]) & (x <= support[1])).all(1)
+    return torch.where(((x < support[0]) | (x > support[1])).any(1), -torch.inf, log_prob)
 
 
 class FrozenEnergy(nn.Module):
@@ -57,29 +58,24 @@ class FrozenEnergy(nn.Module):
         return Potential(self.network, {name: buffers[name] for name in self.network.nonnegative_names()})
 
 
-class FrozenDistribution(nn.Module, ABC):
-    """A density with constant weights, in original units.
+class FrozenDistribution(OriginalUnits, nn.Module, ABC):
+    """A density with constant weights.
 
     Rows are brought into training units in float64, and draws leave them in float64, where the device has it: in
     float32 a mean of 1e9 with a standard deviation of 1 is one number.
 
-    Subclass requirements: ``standard_log_prob`` and ``standard_sample``, in training units.
+    Subclass requirements: ``log_prob_scaled`` and ``sample_scaled``, in training units.
 
     Args:
         location: shape (D,); original = location + scale * training.
         scale: shape (D,).
-        support: low and high row in training units, shape (2, D), infinite where open.
         like: a tensor of the weights: gives the precision and the device.
     """
 
-    location: Tensor
-    scale: Tensor
-    support: Tensor
-
-    def __init__(self, location: Tensor, scale: Tensor, support: Tensor, like: Tensor) -> None:
+    def __init__(self, location: Tensor, scale: Tensor, like: Tensor) -> None:
         super().__init__()
-        self._dtype = like.dtype
-        for name, tensor in (("location", location.double()), ("scale", scale.double()), ("support", support)):
+        self.dim, self._dtype = location.shape[0], like.dtype
+        for name, tensor in (("location", location.double()), ("scale", scale.double())):
             self.register_buffer(name, tensor.detach().clone())
         self.to(like.device)
 
@@ -99,74 +95,16 @@ class FrozenDistribution(nn.Module, ABC):
                 )
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
-    @property
-    def dim(self) -> int:
-        """Dimension D."""
-        return self.location.shape[0]
-
-    @abstractmethod
-    def standard_log_prob(self, x: Tensor) -> Tensor:
-        """Log-density in training units.
-
-        Args:
-            x: points in training units and in the precision of the weights, shape (N, D).
-
-        Returns:
-            Shape (N,), nats.
-        """
-
-    @abstractmethod
-    def standard_sample(self, num_samples: int, seed: int) -> Tensor:
-        """Independent draws in training units.
-
-        Args:
-            num_samples: how many, n.
-            seed: of the draws' own generator.
-
-        Returns:
-            Shape (n, D).
-        """
+    def _like_weights(self, x: Tensor) -> Tensor:
+        return x.to(self._dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """``log_prob``: what ``torch.export`` exports."""
         return self.log_prob(x)
 
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Log-density in original units, -inf outside the support.
-
-        Args:
-            x: points in original units, shape (N, D); float64 where a column's mean is far above its spread.
-
-        Returns:
-            Shape (N,), nats, in the precision of the weights.
-        """
-        check_points(x, self.dim)
-        # Standardised in the precision of the rows, evaluated in that of the weights.
-        standard = ((x - self.location) / self.scale).to(self._dtype)
-        log_prob = self.standard_log_prob(standard) - self.scale.log().sum()
-        return torch.where(within(standard, self.support), log_prob, -torch.inf)
-
-    @torch.no_grad()
-    def sample(self, num_samples: int, seed: int = 0) -> Tensor:
-        """Independent draws in original units.
-
-        Args:
-            num_samples: how many, n.
-            seed: of the draws' own generator.
-
-        Returns:
-            Shape (n, D), float64 where the device has it.
-
-        Raises:
-            ValueError: ``num_samples`` is below 1.
-        """
-        if num_samples < 1:
-            raise ValueError(f"num_samples={num_samples}: ask for at least one draw.")
-        return self.location + self.scale * self.standard_sample(num_samples, seed)
-
 
 class FrozenDensity(FrozenDistribution):
-    """A log-concave density exp(-E) / Z with constant weights, in original units.
+    """A log-concave density exp(-E) / Z with constant weights.
 
     Args:
         energy: in training units.
@@ -178,6 +116,7 @@ class FrozenDensity(FrozenDistribution):
     """
 
     log_partition: Tensor
+    support: Tensor
 
     def __init__(
         self,
@@ -188,24 +127,24 @@ class FrozenDensity(FrozenDistribution):
         support: Tensor,
         partition: Partition,
     ) -> None:
-        super().__init__(location, scale, support, log_partition)
+        super().__init__(location, scale, log_partition)
         self.energy = energy
         self._partition = (copy.deepcopy(partition),)  # in a tuple: torch.export shall not trace it
         self.register_buffer("log_partition", log_partition.detach().clone())
+        self.register_buffer("support", support.detach().clone().to(log_partition.device))
         self.eval()
 
-    def standard_log_prob(self, x: Tensor) -> Tensor:
-        """-E(x) - log Z, shape (N, D) to (N,)."""
-        log_prob: Tensor = -self.energy(x) - self.log_partition
-        return log_prob
+    def log_prob_scaled(self, x: Tensor) -> Tensor:
+        """-E(x) - log Z in training units, -inf outside the support: shape (N, D) to (N,)."""
+        return inside_only(-self.energy(x) - self.log_partition, x, self.support)
 
-    def standard_sample(self, num_samples: int, seed: int) -> Tensor:
-        """The estimator's draws, shape (n, D)."""
-        return self._partition[0].sample(self.energy.potential(), num_samples, seed)
+    def sample_scaled(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        """The estimator's draws in training units, shape (n, D)."""
+        return self._partition[0].sample(self.energy.potential(), num_samples, generator)
 
 
 class FrozenFlow(FrozenDistribution):
-    """A convex potential flow with constant weights, in original units.
+    """A convex potential flow with constant weights.
 
     Args:
         flow: the map from training units to noise; copied.
@@ -215,9 +154,7 @@ class FrozenFlow(FrozenDistribution):
     """
 
     def __init__(self, flow: FlowMap, location: Tensor, scale: Tensor, logdet: LogDet) -> None:
-        everywhere = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, flow.dim)
-        like = next(iter(flow.stages[0].potential.weights.values()))
-        super().__init__(location, scale, everywhere, like)
+        super().__init__(location, scale, next(iter(flow.stages[0].potential.weights.values())))
         self.energies = nn.ModuleList(FrozenEnergy(stage.potential) for stage in flow.stages)
         for index, stage in enumerate(flow.stages):
             for name, tensor in (("log_scale", stage.log_scale), ("bias", stage.bias)):
@@ -235,17 +172,17 @@ class FrozenFlow(FrozenDistribution):
             stages.append(FlowStage(scale, bias, energy.potential()))
         return FlowMap(stages, self.tolerance)
 
-    def standard_log_prob(self, x: Tensor) -> Tensor:
-        """log N(f(x); 0, I) + log det Df(x), shape (N, D) to (N,)."""
+    def log_prob_scaled(self, x: Tensor) -> Tensor:
+        """log N(f(x); 0, I) + log det Df(x) in training units, shape (N, D) to (N,)."""
         logdet = PlainLogDet() if torch.compiler.is_exporting() else self._logdet[0]
         result = self.flow_map().estimate(x, logdet)
         return standard_normal_log_prob(result.gradient) + result.logdet
 
-    def standard_sample(self, num_samples: int, seed: int) -> Tensor:
-        """Noise through the inverse map, shape (n, D).
+    def sample_scaled(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        """Noise through the inverse map, in training units, shape (n, D).
 
         Raises:
             RuntimeError: points whose inverse is not found.
         """
-        noise = torch.randn(num_samples, self.dim, generator=torch.Generator().manual_seed(seed))
+        noise = torch.randn(num_samples, self.dim, generator=generator)
         return all_points(self.flow_map().inverse(noise.to(self.location.device, self._dtype)))

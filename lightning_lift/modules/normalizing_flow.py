@@ -91,7 +91,7 @@ class NormalizingFlow(DensityTask):
         """
         return -self._log_prob(batch).mean()
 
-    def log_prob(self, x: Tensor) -> Tensor:
+    def log_prob_scaled(self, x: Tensor) -> Tensor:
         """Log-density in training units under the weights of evaluation.
 
         Args:
@@ -104,20 +104,26 @@ class NormalizingFlow(DensityTask):
             return self._log_prob(x)
 
     def map(self, x: Tensor) -> Tensor:
-        """Rows in training units to base noise, under the weights of evaluation: shape (N, D) to (N, D)."""
-        check_points(x, self.dim)
+        """Rows in original units to base noise, under the weights of evaluation: shape (N, D) to (N, D)."""
+        return self._map_scaled(self.to_scaled(x))
+
+    def _map_scaled(self, x: Tensor) -> Tensor:
         with self._evaluation_mode(), self._full_precision():
             return to_noise(self.flow, x)[0]
 
     def inverse_map(self, y: Tensor) -> InverseResult:
-        """Base noise to rows in training units, under the weights of evaluation, without gradient.
+        """Base noise to rows in original units, under the weights of evaluation, without gradient.
 
         nflows inverts layer by layer and does not refine; ``converged`` says where the image of the result is within
         1e-4 (1 + |y|) of y.
 
         Args:
-            y: shape (N, D).
+            y: noise, shape (N, D).
         """
+        result = self._inverse_scaled(y)
+        return result._replace(x=self.to_original(result.x))
+
+    def _inverse_scaled(self, y: Tensor) -> InverseResult:
         check_points(y, self.dim)
         with torch.no_grad(), self._evaluation_mode(), self._full_precision():
             x = base_to_data(self.flow, y)
@@ -125,24 +131,21 @@ class NormalizingFlow(DensityTask):
         converged = residual <= _INVERSE_TOLERANCE * (1.0 + y.norm(dim=1))
         return InverseResult(x, converged, residual, torch.zeros_like(residual, dtype=torch.long))
 
-    def sample(self, num_samples: int, seed: int = 0) -> Tensor:
+    def sample_scaled(self, num_samples: int, generator: torch.Generator) -> Tensor:
         """Independent draws in training units under the weights of evaluation.
 
         Args:
             num_samples: how many, n.
-            seed: of the draws' own generator.
+            generator: of the noise, on the CPU.
 
         Returns:
             Shape (n, D).
 
         Raises:
-            ValueError: ``num_samples`` is below 1.
             RuntimeError: the inverse is not finite at some draws, also in float64.
         """
-        if num_samples < 1:
-            raise ValueError(f"num_samples={num_samples}: ask for at least one draw.")
         with self._evaluation_mode(), self._full_precision():
-            return draw_samples(self.flow, num_samples, seed)
+            return draw_samples(self.flow, num_samples, generator)
 
     def frozen(self) -> "FrozenNormalizingFlow":
         """The density under the weights of evaluation, with ``log_prob(x)`` and ``sample(n)`` in original units."""
@@ -153,7 +156,7 @@ class NormalizingFlow(DensityTask):
         super().test_step(batch, batch_idx)
         if batch_idx == 0:
             rows = self.own_units(batch)[:_INVERSE_ROWS]
-            error = (self.inverse_map(self.map(rows)).x - rows).norm(dim=1).max()
+            error = (self._inverse_scaled(self._map_scaled(rows)).x - rows).norm(dim=1).max()
             self.log("test/inverse_error", error, on_step=False, on_epoch=True, sync_dist=True, reduce_fx="max")
 
     def _log_prob(self, x: Tensor) -> Tensor:
@@ -167,7 +170,7 @@ class NormalizingFlow(DensityTask):
 
 
 class FrozenNormalizingFlow(FrozenDistribution):
-    """A flow of nflows with constant weights, in original units.
+    """A flow of nflows with constant weights.
 
     ``torch.export`` takes the affine kinds (``maf``, ``realnvp``); the splines branch on their data.
 
@@ -178,8 +181,7 @@ class FrozenNormalizingFlow(FrozenDistribution):
     """
 
     def __init__(self, flow: Flow, location: Tensor, scale: Tensor) -> None:
-        whole_space = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, len(location))
-        super().__init__(location, scale, whole_space, next(flow.parameters()))
+        super().__init__(location, scale, next(flow.parameters()))
         self.flow = copy.deepcopy(flow)
         for module in self.flow.modules():
             for name, parameter in list(module._parameters.items()):
@@ -188,11 +190,11 @@ class FrozenNormalizingFlow(FrozenDistribution):
                     module.register_buffer(name, parameter.detach())
         self.eval()
 
-    def standard_log_prob(self, x: Tensor) -> Tensor:
-        """The flow's log-density, shape (N, D) to (N,)."""
+    def log_prob_scaled(self, x: Tensor) -> Tensor:
+        """The flow's log-density in training units, shape (N, D) to (N,)."""
         log_prob: Tensor = self.flow.log_prob(x)
         return log_prob
 
-    def standard_sample(self, num_samples: int, seed: int) -> Tensor:
-        """The flow's draws, shape (n, D)."""
-        return draw_samples(self.flow, num_samples, seed)
+    def sample_scaled(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        """The flow's draws in training units, shape (n, D)."""
+        return draw_samples(self.flow, num_samples, generator)

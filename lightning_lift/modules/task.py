@@ -58,7 +58,7 @@ class TaskModule(L.LightningModule):
         self._has_units = False
         # in float64, on the host: a mean far above the spread is lost in float32, and not every device has float64
         self.location, self.scale = torch.zeros(dim, dtype=torch.float64), torch.ones(dim, dtype=torch.float64)
-        self._columns: list[str] | None = None
+        self.columns: list[str] | None = None
         self._rows: dict[str, Any] = {}
         self.support = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, dim).clone()
 
@@ -132,10 +132,10 @@ class TaskModule(L.LightningModule):
             ValueError: the data's columns, their order, or their location and scale are not those of the checkpoint.
         """
         data = self._attached_datamodule()
-        if column_order(self._columns, data) is not None:
+        if column_order(self.columns, data) is not None:
             raise ValueError(
-                f"the checkpoint was fitted on the columns {self._columns} and {type(data).__name__} has them in "
-                f"another order: resume with columns={self._columns}."
+                f"the checkpoint was fitted on the columns {self.columns} and {type(data).__name__} has them in "
+                f"another order: resume with columns={self.columns}."
             )
         if self._other_units() is not None:
             raise ValueError(
@@ -160,7 +160,7 @@ class TaskModule(L.LightningModule):
 
     def _meet_data(self, split: str) -> None:
         data = self._attached_datamodule()
-        column_order(self._columns, data)  # refuses other columns
+        column_order(self.columns, data)  # refuses other columns
         warn_of_moved_rows(self._rows, data, split)
 
     # -- freezing ---------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class TaskModule(L.LightningModule):
             return
         found = getattr(data, "dim", self.dim)
         if found != self.dim:
-            column_order(self._columns, data)  # says which, where names are known
+            column_order(self.columns, data)  # says which, where names are known
             names = getattr(data, "columns", "")
             raise ValueError(
                 f"the model has dim={self.dim} and {type(data).__name__} has {found} columns {names}; set dim to it, "
@@ -231,7 +231,7 @@ class TaskModule(L.LightningModule):
             if tensor is not None:
                 setattr(self, name, torch.as_tensor(tensor).detach().cpu().to(dtype, copy=True))
         columns = getattr(data, "columns", None)
-        self._columns = None if columns is None else [str(name) for name in columns]
+        self.columns = None if columns is None else [str(name) for name in columns]
         self._rows = note_rows(data)
         self._has_units = True
 
@@ -262,7 +262,7 @@ class TaskModule(L.LightningModule):
         location, scale = getattr(data, "location", None), getattr(data, "scale", None)
         if location is None or scale is None:
             return None
-        order = column_order(self._columns, data)
+        order = column_order(self.columns, data)
         location, scale = location.detach().cpu(), scale.detach().cpu()
         if order is not None:
             location, scale = location[order], scale[order]
@@ -283,7 +283,7 @@ class TaskModule(L.LightningModule):
             "scale": self.scale,
             "support": self.support,
             "has_units": self._has_units,
-            "columns": self._columns,
+            "columns": self.columns,
             "rows": self._rows,
         }
 
@@ -291,7 +291,7 @@ class TaskModule(L.LightningModule):
         """Restores what ``get_extra_state`` gave."""
         self.location, self.scale, self.support = state["location"], state["scale"], state["support"]
         self._has_units = state["has_units"]
-        self._columns, self._rows = state.get("columns"), state.get("rows", {})  # checkpoints of before have neither
+        self.columns, self._rows = state.get("columns"), state.get("rows", {})  # checkpoints of before have neither
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stamps version and format."""

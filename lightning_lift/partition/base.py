@@ -69,13 +69,13 @@ class Partition(nn.Module, ABC):
         return {}
 
     @abstractmethod
-    def sample(self, potential: Potential, num_samples: int, seed: int) -> Tensor:
+    def sample(self, potential: Potential, num_samples: int, generator: torch.Generator) -> Tensor:
         """Independent draws from exp(-E) / Z.
 
         Args:
             potential: the energy.
             num_samples: how many, n.
-            seed: of the draws' own generator.
+            generator: of all random numbers, on the CPU.
 
         Returns:
             Shape (n, D).

@@ -53,16 +53,16 @@ class ChainPartition(Partition):
         return target, self._guess.to(target.like)
 
     @torch.no_grad()
-    def sample(self, potential: Potential, num_samples: int, seed: int) -> Tensor:
+    def sample(self, potential: Potential, num_samples: int, generator: torch.Generator) -> Tensor:
         """Draws by many Hamiltonian chains; ``sampling_diagnostics`` says how well they have mixed.
 
         Args:
             potential: the energy.
             num_samples: how many, n.
-            seed: of the draws' own generator.
+            generator: of all random numbers, on the CPU.
 
         Returns:
             Shape (n, D).
         """
-        points, self.sampling_diagnostics = draw(*self.problem(potential), num_samples, seed)
+        points, self.sampling_diagnostics = draw(*self.problem(potential), num_samples, generator)
         return points

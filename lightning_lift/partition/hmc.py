@@ -20,7 +20,9 @@ _LARGEST_R_HAT = 1.05
 
 
 @torch.no_grad()
-def draw(target: Target, guess: Tensor, num_samples: int, seed: int) -> tuple[Tensor, dict[str, float]]:
+def draw(
+    target: Target, guess: Tensor, num_samples: int, generator: torch.Generator
+) -> tuple[Tensor, dict[str, float]]:
     """Draws from chains that start where a pilot run has ended.
 
     Up to 2048 draws come from as many chains, one each; more come from the same chains, some steps apart.
@@ -29,7 +31,7 @@ def draw(target: Target, guess: Tensor, num_samples: int, seed: int) -> tuple[Te
         target: the energy in unconstrained coordinates.
         guess: for the search of the mode, shape (D,).
         num_samples: how many, n.
-        seed: of all random numbers.
+        generator: of all random numbers, on the CPU.
 
     Returns:
         Points of the support, shape (n, D), in order of their chains' steps, and ``r_hat`` (the largest over columns
@@ -41,7 +43,6 @@ def draw(target: Target, guess: Tensor, num_samples: int, seed: int) -> tuple[Te
     """
     if num_samples < 1:
         raise ValueError(f"num_samples={num_samples}: ask for at least one draw.")
-    generator = torch.Generator().manual_seed(seed)
     num_chains = min(max(num_samples, _FEWEST_CHAINS), _MOST_CHAINS)
     start = find_start(target, guess, num_chains, generator)
     chains, step_size = start.chains, start.step_size

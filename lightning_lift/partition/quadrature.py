@@ -111,13 +111,12 @@ class Quadrature(Partition):
         )
 
     @torch.no_grad()
-    def sample(self, potential: Potential, num_samples: int, seed: int) -> Tensor:
+    def sample(self, potential: Potential, num_samples: int, generator: torch.Generator) -> Tensor:
         """Independent draws: inverse distribution function on the line, corrected grid draws in the plane."""
         size = self._size(potential, training=False)
         with self._training_window_kept():
             _, energies, _ = self._log_partition(potential, size)
             window = self._on(energies)
-        generator = torch.Generator().manual_seed(seed)
         if potential.dim == 1:
             return sample_line(-energies, window, num_samples, generator)
         return sample_plane(-energies, lambda x: -potential.value(x), window, size, num_samples, generator)

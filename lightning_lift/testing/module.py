@@ -4,13 +4,13 @@ import math
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
 from torch import Tensor
 
-from lightning_lift.modules import ConvexModule, DensityTask, TaskModule
+from lightning_lift.modules import ConvexModule, DensityTask, FrozenDistribution, TaskModule
 
 
 class ModuleContract:
@@ -74,15 +74,23 @@ class ModuleContract:
         found = self._trainer().test(again, datamodule=self.make_data(), verbose=False)[0]
         assert found == expected
 
-    def test_freeze_gives_a_plain_module(self) -> None:
+    def test_freeze_gives_a_plain_module_of_the_same_density_in_original_units(self) -> None:
         module, data, _ = self._fitted()
         x = next(iter(data.test_dataloader()))
         frozen = module.freeze()
         assert not list(frozen.parameters())
         original = module.location + module.scale * x
         if isinstance(module, DensityTask):
-            expected = module.log_prob(x) - module.log_scale
-            torch.testing.assert_close(frozen(original), expected, rtol=1e-5, atol=1e-4)
+            expected = module.log_prob_scaled(x) - module.log_scale
+            for density in (module.log_prob, frozen):
+                torch.testing.assert_close(density(original), expected, rtol=1e-5, atol=1e-4)
+            seeded = module.to_original(module.sample_scaled(9, torch.Generator().manual_seed(7)))
+            for model in (module, cast(FrozenDistribution, frozen)):
+                torch.testing.assert_close(model.sample(9, seed=7), seeded, rtol=1e-4, atol=1e-4)
+                torch.manual_seed(7)  # draws come from the global state, and so differ from call to call
+                draws = torch.cat([model.sample(9), model.sample(9)])
+                torch.testing.assert_close(draws[:9], seeded, rtol=1e-4, atol=1e-4)
+                assert len(draws.unique(dim=0)) == 18
         assert any(p.requires_grad for p in module.parameters())
 
     def test_callbacks_can_ask_for_the_loss_at_a_given_latent(self) -> None:
@@ -98,11 +106,11 @@ class ModuleContract:
         assert torch.isfinite(gradient).all()
 
     def test_a_flow_is_the_change_of_variables_that_it_says(self) -> None:
-        """With ``map`` and ``inverse_map``: log p(x) = log N(f(x); 0, I) + log|det Df(x)|, and x comes back."""
+        """With ``map`` and ``inverse_map``: log p(x) = log N(f(x); 0, I) + log|det Df(x)|, all in original units."""
         module, data, _ = self._fitted()
         if not isinstance(module, DensityTask) or not hasattr(module, "inverse_map"):
             return
-        x = next(iter(data.test_dataloader()))[:16]
+        x = module.to_original(next(iter(data.test_dataloader()))[:16])
         forward: Any = module.map
         inverse: Any = module.inverse_map
         columns = torch.autograd.functional.jacobian(lambda rows: forward(rows).sum(0), x)
@@ -112,4 +120,4 @@ class ModuleContract:
         torch.testing.assert_close(module.log_prob(x).detach(), expected, rtol=1e-4, atol=1e-3)
         found = inverse(noise)
         assert found.converged.all()
-        torch.testing.assert_close(found.x, x, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(module.to_scaled(found.x), module.to_scaled(x), rtol=1e-3, atol=1e-3)

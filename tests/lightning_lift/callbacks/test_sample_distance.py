@@ -28,8 +28,9 @@ class Oracle(L.LightningModule):
         super().__init__()
         self.data, self.shift = data, shift
 
-    def sample(self, num_samples: int, seed: int = 0) -> Tensor:
-        return self.data.draw(num_samples, torch.Generator().manual_seed(1000 + seed)) + self.shift
+    def sample_scaled(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        generator.manual_seed(generator.initial_seed() + 1000)
+        return self.data.draw(num_samples, generator) + self.shift
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
         pass
@@ -75,7 +76,7 @@ def test_a_model_without_samples_and_a_diverged_one_are_said_once(tmp_path: Path
         assert make_trainer(tmp_path, [SampleDistance()]).test(Silent(), datamodule=data, verbose=False) == [{}]
 
     class Diverged(Silent):
-        def sample(self, num_samples: int, seed: int = 0) -> Tensor:
+        def sample_scaled(self, num_samples: int, generator: torch.Generator) -> Tensor:
             raise RuntimeError("it has diverged")
 
     with pytest.warns(UserWarning, match="not compared: it has diverged"):

@@ -16,16 +16,15 @@ from lightning_lift.testing import ModuleContract
 
 class FrozenGaussian(FrozenDistribution):
     def __init__(self, module: "Gaussian") -> None:
-        super().__init__(module.location, module.scale, module.support, module.mean)
+        super().__init__(module.location, module.scale, module.mean)
         self.register_buffer("mean", module.mean.detach().clone())
         self.register_buffer("log_std", module.log_std.detach().clone())
 
-    def standard_log_prob(self, x: Tensor) -> Tensor:
+    def log_prob_scaled(self, x: Tensor) -> Tensor:
         return log_normal(x, self.mean, self.log_std)
 
-    def standard_sample(self, num_samples: int, seed: int) -> Tensor:
-        noise = torch.randn(num_samples, self.dim, generator=torch.Generator().manual_seed(seed))
-        return self.mean + self.log_std.exp() * noise
+    def sample_scaled(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        return self.mean + self.log_std.exp() * torch.randn(num_samples, self.dim, generator=generator)
 
 
 def log_normal(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
@@ -45,8 +44,11 @@ class Gaussian(DensityTask):
     def batch_loss(self, batch: Tensor) -> Tensor:
         return -log_normal(self.dropout(batch), self.mean, self.log_std).mean()
 
-    def log_prob(self, x: Tensor) -> Tensor:
+    def log_prob_scaled(self, x: Tensor) -> Tensor:
         return log_normal(x, self.mean, self.log_std)
+
+    def sample_scaled(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        return self.frozen().sample_scaled(num_samples, generator)
 
     def frozen(self) -> FrozenGaussian:
         return FrozenGaussian(self)

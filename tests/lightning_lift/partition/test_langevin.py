@@ -87,7 +87,7 @@ def test_evaluation_and_draws_are_those_of_annealed_importance() -> None:
         error = estimate.diagnostics["log_partition_standard_error"]
         assert float(estimate.log_partition) == pytest.approx(0.0, abs=4.0 * error)
     assert "bracket_width" in careful.diagnostics
-    x = partition.sample(potential, 500, seed=0)
+    x = partition.sample(potential, 500, torch.Generator().manual_seed(0))
     assert float(x.mean()) == pytest.approx(0.577, abs=0.1)
     assert partition.sampling_diagnostics["r_hat"] < 1.05
     after = partition.get_extra_state()
