@@ -10,8 +10,8 @@ from lightning_lift.metrics import NegativeLogLikelihood, NegativeLogLikelihoodS
 from lightning_lift.metrics.functional import hellinger_distance, kl_divergence, total_variation
 from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.frozen import FrozenDistribution
-from lightning_lift.modules.task import TaskModule
 from lightning_lift.modules.original_units import OriginalUnits
+from lightning_lift.modules.task import TaskModule
 from lightning_lift.networks.base import check_points
 from lightning_lift.partition.grids import grid_points, trapezoid_log_weights
 

@@ -144,7 +144,7 @@ def test_validate_alone_has_a_name_of_its_own(tmp_path: Path) -> None:
 def test_a_diverged_model_gives_one_warning_and_no_file(tmp_path: Path) -> None:
     class Broken(L.Callback):
         def on_validation_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-            pl_module.log_prob = lambda x: torch.full((len(x),), float("nan"))
+            pl_module.log_prob_scaled = lambda x: torch.full((len(x),), float("nan"))
 
     trainer = make_trainer(tmp_path, [Broken(), DensityFigure(1)], max_steps=30)
     with pytest.warns(UserWarning) as caught:

@@ -94,7 +94,8 @@ def test_draws_of_a_model_beside_a_table_in_another_order(tmp_path: Path, monkey
     trainer = ModuleContract()._trainer(callbacks=[writer])
     trainer.predict(module, datamodule=swapped)
     assert pd.read_csv(tmp_path / "rows_samples.csv")["a"].mean() == pytest.approx(100.0, abs=3.0)
-    FlowFigure(num_samples=200).figure(trainer, module, swapped, "val")
+    with torch.no_grad():
+        FlowFigure(num_samples=200).figure(trainer, module, swapped, "val")
     (picture,) = pictures
     assert picture.columns == ("b", "a")
     for points in (picture.samples, picture.grid.reshape(-1, 2)):
