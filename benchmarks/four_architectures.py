@@ -23,10 +23,12 @@ import lightning as L
 import torch
 
 from lightning_lift.compare.arms import Arm, parse_arms
-from lightning_lift.compare.build import make_from, read_config, resolve
+from lightning_lift.compare.build import make_from
 from lightning_lift.compare.run import quiet
+from lightning_lift.compare.specification import resolve
 from lightning_lift.diagnostics import TrailingWindow, architecture_reading
 from lightning_lift.files import whole_file
+from lightning_lift.settings import read_config
 
 ARMS = ("direct", "no_body", "no_slack", "lift", "independent_batch")
 

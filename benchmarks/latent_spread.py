@@ -14,10 +14,12 @@ import lightning as L
 import torch
 
 from lightning_lift.compare.arms import parse_arm
-from lightning_lift.compare.build import make_from, read_config, resolve
+from lightning_lift.compare.build import make_from
 from lightning_lift.compare.run import quiet
+from lightning_lift.compare.specification import resolve
 from lightning_lift.diagnostics.latent_step import latent_of
 from lightning_lift.parameterizations.direct_noise import latent_std
+from lightning_lift.settings import read_config
 
 
 class Spread(L.Callback):

@@ -8,9 +8,10 @@ import pytest
 from lightning_lift.cli import main
 from lightning_lift.compare import RecordStore
 from lightning_lift.compare.arms import parse_arms
-from lightning_lift.compare.build import read_config, resolve
-from lightning_lift.compare.record import RunSpec
+from lightning_lift.compare.records import RunSpec
 from lightning_lift.compare.run import run
+from lightning_lift.compare.specification import resolve
+from lightning_lift.settings import read_config
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs" / "paper").glob("*.yaml"))

@@ -10,11 +10,12 @@ import torch
 from lightning_lift.commands.compare_options import from_options, name_list, parse
 from lightning_lift.compare.comparison import STAGES, PairedComparison
 from lightning_lift.compare.directory import read_settings, sole_user
-from lightning_lift.compare.local_engine import Engine, LocalEngine
+from lightning_lift.compare.engines import Engine, execute
+from lightning_lift.compare.engines.local import LocalEngine
+from lightning_lift.compare.engines.progress import RunProgress
+from lightning_lift.compare.engines.slurm import read_run, write_plan
+from lightning_lift.compare.faults import Lost
 from lightning_lift.compare.plan import Settings
-from lightning_lift.compare.progress import RunProgress
-from lightning_lift.compare.slurm import read_task, write_plan
-from lightning_lift.compare.tasks import execute
 
 
 def main(args: Sequence[str]) -> None:
@@ -32,8 +33,8 @@ def main(args: Sequence[str]) -> None:
         _do_one(_stated_output(parsed, "--only"), parsed.only)
         return
     if parsed.report_only:
-        stated = parsed.output is not None or not parsed.config
-        directory = _stated_output(parsed, "--report-only") if stated else from_options(parsed)[1].directory
+        stated = parsed.output is not None or not parsed.fit
+        directory = _stated_output(parsed, "--report_only") if stated else from_options(parsed)[1].directory
         comparison = opened(directory)
         if parsed.metrics is not None:
             comparison.metrics = name_list(parsed.metrics)
@@ -45,7 +46,7 @@ def main(args: Sequence[str]) -> None:
         if parsed.retry_failed:
             print(f"{comparison.forget_failed()} failed runs are to be done again")
         if parsed.plan:
-            _print_plan(comparison, options["jobs"] or 1)
+            _print_plan(comparison)
             return
         _run(comparison, options)
     _write_report(comparison)
@@ -73,12 +74,14 @@ def _run(comparison: PairedComparison, options: Mapping[str, Any]) -> None:
             engine.close()
             progress.say(f"stopped; {comparison.counts()}. The same command goes on from there.")
             raise SystemExit(130) from None
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
 
 
 def _engine(options: Mapping[str, Any]) -> Engine:
     if options["engine"] == "local":
         return LocalEngine(options["jobs"])
-    from lightning_lift.compare.ray_engine import RayEngine
+    from lightning_lift.compare.engines.ray import RayEngine
 
     return RayEngine(options["jobs"])
 
@@ -88,7 +91,7 @@ def _write_report(comparison: PairedComparison) -> None:
 
     records = comparison.records()
     if not records:
-        raise ValueError(f"{comparison.directory} has no run to report: call the command without --report-only.")
+        raise ValueError(f"{comparison.directory} has no run to report: call the command without --report_only.")
     written = write_report(comparison.directory, comparison.report_settings(), records)
     print(comparison.counts())
     for path in written:
@@ -96,23 +99,23 @@ def _write_report(comparison: PairedComparison) -> None:
             print(f"wrote {path}")
 
 
-def _print_plan(comparison: PairedComparison, slots: int) -> None:
-    tasks = []
+def _print_plan(comparison: PairedComparison) -> None:
+    specs = []
     for stage in STAGES:
-        planned, missing = comparison.planned(stage), comparison.missing_tasks(stage, slots)
+        planned, missing = comparison.planned(stage), comparison.missing(stage)
         if planned is None or missing is None:
             print(f"{stage}: its runs are known when those above are done")
             continue
-        tasks += missing
+        specs += missing
         for run in planned:
             spec = run.spec
             rate = "config" if spec.learning_rate is None else f"{spec.learning_rate:g}"
             state = "missing" if run.record is None else run.record.outcome
             print(f"{stage:<7} {spec.arm:<32} lr {rate:<8} seed {spec.seed:<5} steps {spec.steps:<7} {state}")
     print(comparison.counts())
-    if tasks:
-        written = write_plan(comparison.directory, tasks)
-        print(f"{len(tasks)} tasks; wrote " + ", ".join(str(path) for path in written))
+    if specs:
+        written = write_plan(comparison.directory, specs)
+        print(f"{len(specs)} runs; wrote " + ", ".join(str(path) for path in written))
     else:
         print("nothing is missing: call the command without --plan for the report")
 
@@ -122,12 +125,11 @@ def _do_one(directory: Path, index: int) -> None:
     torch.set_num_threads(1)
     comparison = opened(directory)
     with sole_user(directory, shared=True):
-        result = execute(read_task(directory, index), comparison.work)
-    for note in result.notes:
-        print(note)
-    for record in result.records:
-        print(f"{record.key}: {record.outcome}" + (f" ({record.error})" if record.error else ""))
-    if any(record.outcome == "failed" for record in result.records):
+        result = execute(read_run(directory, index), comparison.work)
+    if isinstance(result, Lost):
+        raise ValueError(f"--only {index} could not be done and has no record: {result.reason}")
+    print(f"{result.key}: {result.outcome}" + (f" ({result.error})" if result.error else ""))
+    if result.outcome == "failed":
         raise SystemExit(1)
 
 

@@ -24,7 +24,7 @@ from lightning_lift.commands._landscape_runs import (
     load_rows,
     prepare,
 )
-from lightning_lift.compare.local_engine import available_cores
+from lightning_lift.compare.engines.local import available_cores
 from lightning_lift.diagnostics.landscape import Plane, plane_through, principal_plane, slice_axes
 from lightning_lift.diagnostics.weight_spaces import TrainedSpace, evaluation_loss, network_weights
 from lightning_lift.files import whole_file

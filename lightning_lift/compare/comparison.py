@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_lift.compare.directory import SETTINGS, differences, read_settings, write_settings
-from lightning_lift.compare.local_engine import Engine
-from lightning_lift.compare.plan import Settings, group
-from lightning_lift.compare.progress import RunProgress
-from lightning_lift.compare.record import RecordStore, RunRecord, RunSpec
-from lightning_lift.compare.tasks import Task, Work
+from lightning_lift.compare.engines import Engine, Work
+from lightning_lift.compare.engines.progress import RunProgress
+from lightning_lift.compare.plan import Settings, cost_of
+from lightning_lift.compare.records import RecordStore, RunRecord, RunSpec
 from lightning_lift.compare.tuning import RULE, Choice, choose
 
 Stage = Literal["timing", "tune", "final"]
@@ -77,13 +76,12 @@ class PairedComparison:
         Raises:
             ValueError: the directory holds a comparison with other settings, or records without settings.
         """
-        path = self.directory / SETTINGS
         mine = json.loads(json.dumps(self.settings.plain(), default=str))
-        notes: list[str] = []
-        if path.is_file():
-            theirs = read_settings(self.directory)
-            notes = theirs["notes"]
-            if different := differences(theirs["settings"], mine):
+        content: dict[str, Any] = {"notes": []}
+        if (self.directory / SETTINGS).is_file():
+            content = read_settings(self.directory)
+            theirs = json.loads(json.dumps(Settings.of_plain(content["settings"]).plain(), default=str))
+            if different := differences(theirs, mine):
                 shown = "; ".join(different[:4]) + (f"; and {len(different) - 4} more" if len(different) > 4 else "")
                 raise ValueError(
                     f"{self.directory} holds a comparison with other settings: {shown}. Give another --output, the old "
@@ -91,8 +89,7 @@ class PairedComparison:
                 )
         elif self.store.all():
             raise ValueError(f"{self.directory} holds records but no {SETTINGS}: give another --output, or delete it.")
-        content = {"name": self.name, "settings": mine, "metrics": self.metrics, "notes": notes}
-        write_settings(self.directory, content)
+        write_settings(self.directory, content | {"name": self.name, "settings": mine, "metrics": self.metrics})
 
     def planned(self, stage: Stage) -> list[Planned] | None:
         """The runs of a stage; None where they are not known because an earlier stage is not done.
@@ -106,18 +103,17 @@ class PairedComparison:
         specs = self._stage_specs(stage)
         return None if specs is None else [Planned(spec, self.store.get(spec)) for spec in specs]
 
-    def missing_tasks(self, stage: Stage, slots: int) -> list[Task] | None:
+    def missing(self, stage: Stage) -> list[RunSpec] | None:
         """What is to be done in a stage, the longest first; None where that is not known yet.
 
         Args:
             stage: which.
-            slots: number of tasks that run at a time.
         """
         planned = self.planned(stage)
         if planned is None:
             return None
-        missing = [run.spec for run in planned if run.record is None]
-        return group(missing, vectorize=self.settings.vectorize, slots=slots, seconds_per_step=self.seconds_per_step())
+        cost = cost_of(self.seconds_per_step())
+        return sorted((run.spec for run in planned if run.record is None), key=cost, reverse=True)
 
     def forget_failed(self) -> int:
         """Deletes the records of failed runs, so that they are done again; gives their number."""
@@ -130,22 +126,23 @@ class PairedComparison:
         """Does everything that is missing.
 
         Args:
-            engine: does the tasks.
+            engine: does the runs.
             progress: shows how far they are.
 
         Raises:
-            ValueError: as ``planned``.
-            RuntimeError: the engine lost runs without leaving a record.
+            ValueError: a record was made with other settings, or a time that the budget needs is not known.
+            RuntimeError: runs were lost to their surroundings (a full disk, a killed worker): which, and why.
         """
         for stage in STAGES:
-            alone = stage == "timing"
-            tasks = self.missing_tasks(stage, 1 if alone else engine.slots)
-            if tasks:
-                progress.stage(stage, tasks, self.seconds_per_step())
-                self._note(engine.run(tasks, self.work, progress, alone=alone))
-            if self.missing_tasks(stage, 1) != []:
+            lost: list[str] = []
+            if specs := self.missing(stage):
+                progress.stage(stage, specs, self.seconds_per_step())
+                lost = engine.run(specs, self.work, progress, alone=stage == "timing")
+            if missing := self.missing(stage):
+                shown = "; ".join(lost[:3]) + (f"; and {len(lost) - 3} more" if len(lost) > 3 else "")
                 raise RuntimeError(
-                    f"{stage}: runs are still missing after all tasks were done: call the command again."
+                    f"{len(missing)} {stage} runs could not be done: {shown}. They have no record: call the command "
+                    "again when that is mended, and they are done."
                 )
 
     def choices(self) -> dict[str, Choice]:
@@ -231,9 +228,3 @@ class PairedComparison:
             return None
         done = [run.record for run in planned if run.record is not None]
         return done if len(done) == len(planned) else None
-
-    def _note(self, notes: Sequence[str]) -> None:
-        if notes:
-            content = read_settings(self.directory)
-            content["notes"] = list(dict.fromkeys([*content["notes"], *notes]))
-            write_settings(self.directory, content)

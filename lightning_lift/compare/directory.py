@@ -1,6 +1,7 @@
-"""The directory of a comparison: the settings it is held to, and one command at a time in it."""
+"""The directory of a comparison: its settings, one command at a time in it, and whole folders of checkpoints."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 from lightning_lift.files import lock, whole_file
 
 SETTINGS = "comparison.json"
+CHECKPOINTS = "checkpoints"
 _FORMAT = 1
 _MAY_GROW = ("seeds", "arms")
 
@@ -54,13 +56,15 @@ def read_settings(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{directory} holds no comparison (there is no {SETTINGS} in it).")
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} cannot be read ({error}): delete it to start anew.") from error
-    if content.get("format") != _FORMAT:
-        raise ValueError(
-            f"{path} has the format {content.get('format')!r} and this version reads {_FORMAT}: give another --output."
-        )
+        content = json.loads(path.read_text())
+        parts = {"name": str, "settings": dict, "metrics": list, "notes": list}
+        if not isinstance(content, dict) or content.get("format", _FORMAT) != _FORMAT:
+            stated = content.get("format") if isinstance(content, dict) else type(content).__name__
+            raise ValueError(f"its format is {stated!r} and this version reads {_FORMAT}")
+        if wrong := [name for name, kind in parts.items() if not isinstance(content.get(name), kind)]:
+            raise ValueError(f"its {wrong[0]} is {content.get(wrong[0])!r:.60}")
+    except ValueError as error:  # of JSON and of text that is none, too
+        raise ValueError(f"{path} cannot be read ({error}): give another --output, or delete it.") from error
     return content
 
 
@@ -91,6 +95,46 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         for key in dict.fromkeys([*one, *two])
         if one.get(key, "absent") != two.get(key, "absent")
     ]
+
+
+@contextmanager
+def checkpoint_folder(directory: Path, key: str) -> Iterator[Path]:
+    """Gives a new folder beside the run's own; what is still there at the end is removed.
+
+    Folders that killed processes left there are removed too.
+
+    Args:
+        directory: of the comparison.
+        key: of the run.
+    """
+    folders = directory / CHECKPOINTS
+    folders.mkdir(parents=True, exist_ok=True)
+    for left in folders.glob(f".{key}.*"):
+        shutil.rmtree(left, ignore_errors=True)
+    temporary = folders / f".{key}.{os.getpid()}"
+    temporary.mkdir()
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def keep(temporary: Path, directory: Path, key: str, checkpoints: Mapping[str, Path]) -> dict[str, str]:
+    """Gives a folder of checkpoints its name.
+
+    Args:
+        temporary: what ``checkpoint_folder`` gave.
+        directory: of the comparison.
+        key: of the run.
+        checkpoints: files in the folder, by name.
+
+    Returns:
+        Their paths relative to the directory, by name, as a record has them.
+    """
+    folder = directory / CHECKPOINTS / key
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed between its folder and its record
+    temporary.replace(folder)
+    return {name: f"{CHECKPOINTS}/{key}/{path.name}" for name, path in sorted(checkpoints.items())}
 
 
 def _without_added(old: Any, new: Any) -> Any:

@@ -1,16 +1,14 @@
 """From the settings of a comparison to its runs, in three stages: timing, tuning, final."""
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lightning_lift.compare.arms import Arm
-from lightning_lift.compare.build import resolve
-from lightning_lift.compare.record import Purpose, RunRecord, RunSpec
-from lightning_lift.compare.tasks import Task, task_cost
+from lightning_lift.compare.records import Purpose, RunRecord, RunSpec, from_plain
+from lightning_lift.compare.specification import resolve
 from lightning_lift.compare.tuning import FIRST_TUNING_SEED
 
 Budget = Literal["steps", "seconds"]
@@ -31,9 +29,8 @@ class Settings:
         tuning_steps: of each tuning run; None for as many as the final ones have.
         budget: whether arms get equal ``steps`` or equal ``seconds`` of training.
         seconds: of training for each arm; None for what the fastest arm needs for ``steps``.
-        vectorize: whether the seeds of an arm are trained at once where the module allows it.
         checkpoint_every: keep a checkpoint each so many steps; None keeps the best and the last one.
-        look_every: steps between two points of the curves; None for the configuration's validations.
+        evaluate_every: steps between two points of the curves; None for the configuration's validations.
     """
 
     config: dict[str, Any] = field(hash=False)
@@ -45,9 +42,8 @@ class Settings:
     tuning_steps: int | None = None
     budget: Budget = "steps"
     seconds: float | None = None
-    vectorize: bool = False
     checkpoint_every: int | None = None
-    look_every: int | None = None
+    evaluate_every: int | None = None
 
     def __post_init__(self) -> None:
         _check_arms(self.arms)
@@ -55,7 +51,7 @@ class Settings:
             raise ValueError("seeds: there are none: give a number of seeds, 1 or more, or a list of them.")
         if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds={_listed(self.seeds)}: they must be 0 or more, and each only once.")
-        for name in ("steps", "tuning_seeds", "tuning_steps", "checkpoint_every", "look_every"):
+        for name in ("steps", "tuning_seeds", "tuning_steps", "checkpoint_every", "evaluate_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: give 1 or more.")
@@ -83,7 +79,7 @@ class Settings:
 
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> "Settings":
-        """The settings that ``plain`` gave, perhaps by way of JSON.
+        """The settings that ``plain`` gave, perhaps by way of JSON, perhaps of an earlier version.
 
         Args:
             plain: one entry an attribute.
@@ -92,15 +88,19 @@ class Settings:
             ValueError: they are of another version.
         """
         try:
-            rest = {key: tuple(plain[key]) for key in ("seeds", "learning_rates")}
-            return cls(**{**plain, **rest, "arms": tuple(_arm_of(arm) for arm in plain["arms"])})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the settings of the comparison are of another version ({error}).") from error
+            known = dict(plain)
+            known.pop("vectorize", None)  # of versions that could train the seeds of an arm at once: it only was faster
+            if "look_every" in known:
+                known["evaluate_every"] = known.pop("look_every")
+            rest = {key: tuple(known[key]) for key in ("seeds", "learning_rates")}
+            return from_plain(cls, {**known, **rest, "arms": tuple(_arm_of(arm) for arm in known["arms"])})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the settings of the comparison are damaged or of another version ({error}).") from error
 
     def timing_specs(self) -> list[RunSpec]:
         """One short run an arm, alone on the machine: the clock of the comparison.
 
-        Runs beside others, and runs that share a batch, measure no fair time.
+        Runs beside others measure no fair time.
         """
         steps = min(self.steps, TIMING_STEPS, max(50, self.steps // 10))
         return [self._spec(arm, "timing", None, FIRST_TUNING_SEED, steps) for arm in self.arms]
@@ -154,43 +154,18 @@ class Settings:
         return {label: max(1, round(budget / seconds[label])) for label in labels}
 
     def _spec(self, arm: Arm, purpose: Purpose, rate: float | None, seed: int, steps: int) -> RunSpec:
-        config = resolve(self.config, arm, rate, seed, steps, self.look_every)
+        config = resolve(self.config, arm, rate, seed, steps, self.evaluate_every)
         return RunSpec(arm.label, purpose, rate, seed, steps, config)
 
 
-def group(
-    specs: Iterable[RunSpec], *, vectorize: bool, slots: int, seconds_per_step: Mapping[str, float] | None = None
-) -> list[Task]:
-    """Runs as tasks, the longest first.
+def cost_of(seconds_per_step: Mapping[str, float]) -> Callable[[RunSpec], float]:
+    """How long runs take relative to each other: their steps, weighted by their arms' measured seconds.
 
     Args:
-        specs: the runs.
-        vectorize: runs of one arm, purpose, rate and number of steps become one task; a group that is more than its
-            share of the whole work is cut, so that all workers have something to do.
-        slots: number of tasks that run at a time.
-        seconds_per_step: by arm, where measured; all arms count alike otherwise.
+        seconds_per_step: by arm, where measured; an arm without counts as the mean of the others.
     """
-    cost = task_cost(seconds_per_step or {})
-    if not vectorize:
-        tasks = [Task((spec,)) for spec in specs]
-        return sorted(tasks, key=cost, reverse=True)
-    groups: dict[tuple[Any, ...], list[RunSpec]] = {}
-    for spec in specs:
-        # Timing runs are never trained at once: they are the clock.
-        alone = spec.seed if spec.purpose == "timing" else None
-        groups.setdefault((spec.arm, spec.purpose, spec.learning_rate, spec.steps, alone), []).append(spec)
-    whole = [Task(tuple(members), members[0].purpose != "timing") for members in groups.values()]
-    share = sum(map(cost, whole)) / max(1, slots)
-    tasks = [part for task in whole for part in _cut(task, math.ceil(cost(task) / share - 1e-9))]
-    return sorted(tasks, key=cost, reverse=True)
-
-
-def _cut(task: Task, parts: int) -> list[Task]:
-    """Nearly equal parts, in the order of the seeds."""
-    count = len(task.specs)
-    parts = min(max(1, parts), count)
-    ends = [round(i * count / parts) for i in range(parts + 1)]
-    return [Task(task.specs[a:b], task.vectorized) for a, b in itertools.pairwise(ends)]
+    usual = sum(seconds_per_step.values()) / len(seconds_per_step) if seconds_per_step else 1.0
+    return lambda spec: spec.steps * seconds_per_step.get(spec.arm, usual)
 
 
 def _arm_of(plain: Mapping[str, Any]) -> Arm:

@@ -1,30 +1,38 @@
-"""What a run of a comparison watches: its curves at the looks, its clock, its checkpoints, and whether it diverges."""
+"""What is watched of a run: curves at the evaluations, clock, checkpoints, divergence, hashes of its start and data."""
 
+import hashlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from lightning_lift.compare.hashing import HASHED_BATCHES, data_hash
-from lightning_lift.compare.outcomes import DivergenceError, largest_weight
-from lightning_lift.compare.record import monitored
+from lightning_lift.compare.records import monitored
 from lightning_lift.diagnostics.latent_step import latent_of, latent_step
-from lightning_lift.diagnostics.probe import Probed
+from lightning_lift.diagnostics.probe import Probed, undisturbed
 from lightning_lift.diagnostics.shoulder import inside_mask, occupancy
 from lightning_lift.parameterizations import Parameterization
 
+_TOLERANCE = 1e-5  # relative; what a right inverse promises is 1e-6
+_ROWS = 8
+HASHED_BATCHES = 3
 
-def weight_readings(module: Probed, batch: Tensor, before: Tensor | None) -> dict[str, float]:
-    """What a look says of the weights.
+
+class DivergenceError(Exception):
+    """The loss or a metric is not finite; the message says which, and at which step."""
+
+
+def weight_measurements(module: Probed, batch: Tensor, before: Tensor | None) -> dict[str, float]:
+    """What an evaluation measures of the weights.
 
     Args:
         module: as training sees it.
-        batch: on which a latent is conditioned, the same at each look, shape (N, D).
+        batch: on which a latent is conditioned, the same at each evaluation, shape (N, D).
         before: the latent on it before the step, shape (d,); None where it was not taken.
 
     Returns:
@@ -39,21 +47,21 @@ def weight_readings(module: Probed, batch: Tensor, before: Tensor | None) -> dic
 
 
 def as_curves(rows: list[dict[str, float]]) -> dict[str, list[float]]:
-    """Rows of looks as columns of equal length, NaN where a look did not measure something.
+    """Rows of evaluations as columns of equal length, NaN where an evaluation did not measure something.
 
     Args:
-        rows: one look each.
+        rows: one evaluation each.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     return {name: [row.get(name, math.nan) for row in rows] for name in names}
 
 
 class Recorder(L.Callback):
-    """Looks at a run every so many steps, and stops it when it diverges. It disturbs nothing and draws no numbers.
+    """Evaluates a run every so many steps, and stops it when it diverges. It disturbs nothing and draws no numbers.
 
-    A look comes with each validation of fit: training loss of that step's batch, validation metrics, shoulder
+    An evaluation comes with each validation of fit: training loss of that step's batch, validation metrics, shoulder
     occupancy and the latent's step on one fixed batch (the first of training), and the seconds of training so far:
-    the clock stands still in validation, in looks and while checkpoints are written.
+    the clock stands still in validation, in evaluations and while checkpoints are written.
 
     Args:
         folder: where checkpoints go.
@@ -96,12 +104,12 @@ class Recorder(L.Callback):
             self._fixed = batch.detach().clone() if isinstance(batch, Tensor) else None
             self._save_step(trainer)
         if len(self._seen) < HASHED_BATCHES:
-            self._seen.append(torch.utils._pytree.tree_map_only(Tensor, lambda t: t.detach().cpu().clone(), batch))
+            self._seen.append(pytree.tree_map_only(Tensor, lambda t: t.detach().cpu().clone(), batch))
         self.clock.start()
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        """Takes the latent before the step that a look will follow."""
-        if self._before is None and _looks(trainer) and self._has_latent(pl_module):
+        """Takes the latent before the step that an evaluation will follow."""
+        if self._before is None and _evaluates(trainer) and self._has_latent(pl_module):
             self.clock.stop()
             self._before = latent_of(pl_module, self._fixed)  # type: ignore[arg-type]
             self.clock.start()
@@ -109,7 +117,7 @@ class Recorder(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Looks, and raises ``DivergenceError`` where the loss is not finite."""
+        """Evaluates, and raises ``DivergenceError`` where the loss is not finite."""
         self.clock.stop()
         step = trainer.global_step
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -118,8 +126,8 @@ class Recorder(L.Callback):
             raise DivergenceError(f"the training loss is {float(loss)} at step {step}")
         if self.checkpoint_every and step // self.checkpoint_every > self._checkpointed // self.checkpoint_every:
             self._save_step(trainer)
-        if _looks(trainer):  # validation follows, and the clock starts again with the next batch
-            self._look(trainer, pl_module, step, loss)
+        if _evaluates(trainer):  # validation follows, and the clock starts again with the next batch
+            self._evaluate(trainer, pl_module, step, loss)
         else:
             self.clock.start()
 
@@ -144,12 +152,12 @@ class Recorder(L.Callback):
         self.clock.stop()
         self._save(trainer, "last", self.weights_only)
 
-    def _look(self, trainer: L.Trainer, pl_module: L.LightningModule, step: int, loss: Any) -> None:
+    def _evaluate(self, trainer: L.Trainer, pl_module: L.LightningModule, step: int, loss: Any) -> None:
         row = self._row(step)
         logged = trainer.callback_metrics.get("train/loss", loss)  # without a parameterization's own penalty
         row["train/loss"] = float(logged) if isinstance(logged, Tensor) else math.nan
         if self._has_latent(pl_module):
-            row |= weight_readings(pl_module, self._fixed, self._before)  # type: ignore[arg-type]
+            row |= weight_measurements(pl_module, self._fixed, self._before)  # type: ignore[arg-type]
         self._before = None
 
     def _row(self, step: int) -> dict[str, float]:
@@ -189,7 +197,94 @@ class Clock:
             self._started = None
 
 
-def _looks(trainer: L.Trainer) -> bool:
+def _evaluates(trainer: L.Trainer) -> bool:
     """Whether a validation follows the batch at hand."""
     every = trainer.val_check_interval
     return isinstance(every, int) and (trainer.fit_loop.epoch_loop.total_batch_idx + 1) % every == 0
+
+
+@torch.no_grad()
+def largest_weight(module: L.LightningModule) -> float:
+    """The largest size among all trained numbers; NaN or infinity where one is not finite.
+
+    Args:
+        module: any; 0 for one without parameters.
+    """
+    sizes = [p.abs().max() for p in module.parameters() if p.numel()]
+    return float(torch.stack(sizes).max()) if sizes else 0.0
+
+
+@torch.no_grad()
+def start_hash(module: L.LightningModule, reference: L.LightningModule) -> str:
+    """Of the network's weights before the first step.
+
+    A latent gives its weights back to a few roundings, so that hashes of the weights themselves would differ between
+    arms of one start. What is hashed is therefore ``reference``, which holds the network's own first numbers, *if* the
+    module starts there: constrained weights within 1e-5 relative (those that it cannot hold, raised to its floor), all
+    other tensors of the network exactly. A module that starts elsewhere has the hash of its own numbers. Two modules
+    have one hash only if both start at the same place.
+
+    Args:
+        module: before its first step.
+        reference: the same network under projected gradient, of the same seed, before its first step.
+    """
+    own, start = _weights(module), _weights(reference)
+    parameterization = getattr(module, "parameterization", None)
+    constrained: tuple[str, ...] = getattr(parameterization, "names", ())
+    floor = _floor(parameterization)
+    same = own.keys() == start.keys() and all(
+        _close(own[name], start[name], floor) if name in constrained else torch.equal(own[name], start[name])
+        for name in own
+    )
+    digest = hashlib.sha256()
+    for name, tensor in sorted((start if same else own).items()):
+        _update(digest, name, tensor)
+    return digest.hexdigest()[:16]
+
+
+def data_hash(batches: Iterable[Any]) -> str:
+    """Of the first training batches, bit by bit.
+
+    Args:
+        batches: tensors, or tuples and mappings of them.
+    """
+    digest = hashlib.sha256()
+    for batch in batches:
+        for leaf in pytree.tree_leaves(batch):
+            if isinstance(leaf, Tensor):
+                _update(digest, "", leaf)
+    return digest.hexdigest()[:16]
+
+
+def _weights(module: L.LightningModule) -> dict[str, Tensor]:
+    parameterization = getattr(module, "parameterization", None)
+    if not isinstance(parameterization, Parameterization):
+        return {name: parameter.detach() for name, parameter in module.named_parameters()}
+    network = module.network
+    assert isinstance(network, nn.Module)
+    with undisturbed(module):
+        # Evaluation has no noise, but a lift has no reference summary yet. A matched start is the same for every batch.
+        parameterization.train(parameterization.needs_calibration)
+        like = next(parameterization.parameters())
+        dim = int(getattr(module, "dim", 1))
+        weights = parameterization.weights(torch.linspace(-1.0, 1.0, _ROWS * dim).view(_ROWS, dim).to(like))
+    return {name: tensor.detach().cpu() for name, tensor in [*network.named_parameters(), *weights.items()]}
+
+
+def _floor(parameterization: Any) -> float:
+    readout = getattr(parameterization, "readout", None)
+    return float(getattr(parameterization if readout is None else readout, "floor", 0.0))
+
+
+def _close(own: Tensor, start: Tensor, floor: float) -> bool:
+    if own.shape != start.shape:
+        return False
+    wanted = start.clamp(min=floor)
+    return bool(((own - wanted).abs() <= _TOLERANCE * wanted).all())
+
+
+def _update(digest: Any, name: str, tensor: Tensor) -> None:
+    # Zero and minus zero are one weight.
+    array = (tensor.detach().cpu() + 0.0 if tensor.is_floating_point() else tensor.detach().cpu()).contiguous()
+    digest.update(f"{name} {tuple(array.shape)} {array.dtype}".encode())
+    digest.update(array.view(torch.uint8).numpy().tobytes() if array.ndim else str(array.item()).encode())

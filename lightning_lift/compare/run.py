@@ -1,6 +1,7 @@
 """One run of a comparison by Lightning: from its spec to its record."""
 
 import logging
+import math
 import platform
 import signal
 import threading
@@ -17,11 +18,12 @@ import torch
 
 from lightning_lift import __version__
 from lightning_lift.compare.build import make, make_reference, trained_numbers
-from lightning_lift.compare.folders import checkpoint_folder, keep
-from lightning_lift.compare.hashing import start_hash
-from lightning_lift.compare.outcomes import check_tested, ending
-from lightning_lift.compare.record import Outcome, RunRecord, RunSpec
-from lightning_lift.compare.recorder import Recorder, as_curves
+from lightning_lift.compare.directory import checkpoint_folder, keep
+from lightning_lift.compare.faults import lost_by
+from lightning_lift.compare.recorder import DivergenceError, Recorder, as_curves, largest_weight, start_hash
+from lightning_lift.compare.records import Outcome, RunRecord, RunSpec, monitored
+
+_BLOWN_UP = 1e3  # no sane training makes the largest weight that many times as large
 
 
 def run(spec: RunSpec, directory: Path, checkpoint_every: int | None = None) -> RunRecord:
@@ -44,7 +46,8 @@ def run(spec: RunSpec, directory: Path, checkpoint_every: int | None = None) -> 
         ``failed`` with the kind and message of any other error.
 
     Raises:
-        KeyboardInterrupt: passed on; nothing is left behind.
+        KeyboardInterrupt: passed on, as any fault of the surroundings is (see ``faults.lost_by``); nothing is left
+            behind.
     """
     with checkpoint_folder(directory, spec.key) as folder, quiet():
         record, checkpoints = _run(spec, folder, checkpoint_every)
@@ -77,6 +80,8 @@ def _run(spec: RunSpec, folder: Path, checkpoint_every: int | None) -> tuple[Run
             results["metrics"] = _metrics(trainer, module, data, recorder)
         outcome, error = "finished", None
     except Exception as raised:
+        if lost_by(raised) is not None:
+            raise
         outcome, error = ending(raised, module, None if recorder is None else recorder.start_size)
     if recorder is not None:
         results["curves"] = as_curves(recorder.rows)
@@ -97,23 +102,19 @@ def _metrics(
     options: dict[str, Any] = {"datamodule": data, "weights_only": True, "verbose": False}
     path = str(recorder.checkpoints["last"])
     if not last:
-        last = plain_metrics(trainer.validate(module, ckpt_path=path, **options))
-    last |= plain_metrics(trainer.test(module, ckpt_path=path, **options))
+        last = _plain_metrics(trainer.validate(module, ckpt_path=path, **options))
+    last |= _plain_metrics(trainer.test(module, ckpt_path=path, **options))
     if recorder.best_step in (steps, None):
         found = {"best": dict(last), "last": last}
     else:
-        tested = plain_metrics(trainer.test(module, ckpt_path=str(best), **options))
+        tested = _plain_metrics(trainer.test(module, ckpt_path=str(best), **options))
         found = {"best": recorder.best_metrics | tested, "last": last}
-    check_tested(found)
+    _check_tested(found)
     return found
 
 
-def plain_metrics(results: Any) -> dict[str, float]:
-    """What ``Trainer.validate`` or ``test`` gave, as numbers by name.
-
-    Args:
-        results: a list of mappings.
-    """
+def _plain_metrics(results: Any) -> dict[str, float]:
+    """What ``Trainer.validate`` or ``test`` gave, a list of mappings, as numbers by name."""
     return {name: float(value) for result in results for name, value in result.items()}
 
 
@@ -164,3 +165,31 @@ def _interrupts_pass() -> Iterator[None]:
         if main:
             signal.signal(signal.SIGINT, handler)
         raise KeyboardInterrupt from leaving
+
+
+def ending(error: Exception, module: L.LightningModule | None, start_size: float | None) -> tuple[Outcome, str]:
+    """The outcome of a run that an error ended, and what its record says of it.
+
+    Linear algebra and quadrature refuse a diverged model before a loss is NaN: an error of arithmetic is a divergence,
+    and so is any that comes with weights that have grown a thousandfold.
+
+    Args:
+        error: what was raised.
+        module: the run's; None where it could not be made.
+        start_size: its ``largest_weight`` before the first step; None where training did not begin.
+    """
+    if isinstance(error, DivergenceError):
+        return "diverged", str(error)
+    diverged = False
+    if module is not None and start_size is not None:
+        by_arithmetic = isinstance(error, ArithmeticError | torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+        diverged = by_arithmetic or not largest_weight(module) <= _BLOWN_UP * max(1.0, start_size)
+    return "diverged" if diverged else "failed", f"{type(error).__name__}: {error}"
+
+
+def _check_tested(metrics: dict[str, dict[str, float]]) -> None:
+    """Raises ``DivergenceError`` where the best or last state has no finite test metric."""
+    for state, found in metrics.items():
+        name = (monitored(found) or "val/loss").replace("val/", "test/")
+        if not math.isfinite(found.get(name, 0.0)):
+            raise DivergenceError(f"{name} of the {state} state is {found[name]}")

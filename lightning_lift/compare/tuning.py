@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_lift.compare.record import MONITORED, RunRecord, monitored
+from lightning_lift.compare.records import MONITORED, RunRecord, monitored
 
 FIRST_TUNING_SEED = 1000
 RULE = (

@@ -1,14 +1,13 @@
 """Stand-ins for the runs of a comparison: numbers from the spec alone, and arms that behave as their labels say."""
 
+import errno
 import hashlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from lightning_lift.compare.record import RunRecord, RunSpec
-from lightning_lift.compare.stacking import NotVectorizable
+from lightning_lift.compare.records import RunRecord, RunSpec
 from lightning_lift.files import whole_file
 
 MODULE = "tests.workers.compare_runs"
@@ -17,7 +16,8 @@ MODULE = "tests.workers.compare_runs"
 def run(spec: RunSpec, directory: Path, checkpoint_every: int | None = None) -> RunRecord:
     """A run whose numbers follow from its spec.
 
-    Arms called ``breaks`` raise, ``dies`` are killed each time, ``dies-once`` the first time, ``diverges`` diverge.
+    Arms called ``breaks`` raise, ``full`` find the disk full, ``starves`` have no memory, ``dies`` are killed each
+    time, ``dies-once`` the first time, ``diverges`` diverge.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "calls.txt").open("a") as file:
@@ -25,6 +25,10 @@ def run(spec: RunSpec, directory: Path, checkpoint_every: int | None = None) -> 
     time.sleep(float(os.environ.get("FAKE_RUN_SECONDS", "0")))
     if spec.arm == "breaks":
         raise RuntimeError("no such luck")
+    if spec.arm == "full":
+        raise OSError(errno.ENOSPC, "No space left on device")
+    if spec.arm == "starves":
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes")
     marker = directory / f"{spec.key}.died"
     if spec.arm == "dies" or (spec.arm == "dies-once" and not marker.exists()):
         marker.touch()
@@ -33,25 +37,6 @@ def run(spec: RunSpec, directory: Path, checkpoint_every: int | None = None) -> 
     with whole_file(directory / checkpoint) as temporary:
         temporary.write_text(spec.fingerprint)
     return record_of(spec, str(checkpoint))
-
-
-def iterate_vectorized(
-    specs: Sequence[RunSpec],
-    directory: Path,
-    checkpoint_every: int | None = None,
-    progress: Callable[[float], None] | None = None,
-) -> Iterator[RunRecord]:
-    """All seeds at once; arms called ``separate`` cannot be, ``half`` break in the middle, others do as above."""
-    if specs[0].arm == "separate":
-        raise NotVectorizable("it draws random numbers")
-    for done, spec in enumerate(specs):
-        if spec.arm == "half" and done == len(specs) // 2:
-            raise RuntimeError("half way")
-        record = run(spec, directory, checkpoint_every)
-        record.engine = "vectorized"
-        yield record
-        if progress is not None:
-            progress((done + 1) / len(specs))
 
 
 def record_of(spec: RunSpec, checkpoint: str = "") -> RunRecord:

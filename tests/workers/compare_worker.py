@@ -4,13 +4,13 @@ import sys
 from pathlib import Path
 
 from lightning_lift.compare.arms import parse_arms
-from lightning_lift.compare.build import read_config
 from lightning_lift.compare.comparison import PairedComparison
 from lightning_lift.compare.directory import sole_user
-from lightning_lift.compare.local_engine import LocalEngine
+from lightning_lift.compare.engines import Work
+from lightning_lift.compare.engines.local import LocalEngine
+from lightning_lift.compare.engines.progress import RunProgress
 from lightning_lift.compare.plan import Settings
-from lightning_lift.compare.progress import RunProgress
-from lightning_lift.compare.tasks import Work
+from lightning_lift.settings import read_config
 from tests.workers.compare_runs import MODULE
 
 CONFIG = Path(__file__).parents[2] / "configs" / "ebm_gumbel.yaml"
@@ -34,7 +34,7 @@ def comparison(directory: Path, kind: str) -> PairedComparison:
         tuning_seeds=2,
         checkpoint_every=10,
     )
-    fake = Work(str(directory), f"{MODULE}:run", f"{MODULE}:iterate_vectorized")
+    fake = Work(str(directory), f"{MODULE}:run")
     return PairedComparison(settings, directory, "killed", fake if kind == "fake" else None)
 
 

@@ -10,47 +10,39 @@ import pytest
 
 from lightning_lift.cli import main
 from lightning_lift.commands import compare
-from lightning_lift.commands.compare_options import DEFAULTS, rate_list, seed_list
+from lightning_lift.commands.compare_options import OPTIONS, rate_list, seed_list
 from lightning_lift.compare.directory import read_settings
-from lightning_lift.compare.figures import Picture
-from lightning_lift.compare.local_engine import Listener, LocalEngine
-from lightning_lift.compare.record import RecordStore
-from lightning_lift.compare.tasks import Task, Work, execute
+from lightning_lift.compare.engines import Listener, Work, execute
+from lightning_lift.compare.engines.local import LocalEngine
+from lightning_lift.compare.records import RecordStore, RunSpec
+from lightning_lift.compare.report.figures import Picture
 from tests.workers.compare_runs import MODULE
 
 CONFIG = Path(__file__).parents[3] / "configs" / "ebm_gumbel.yaml"
-STAND_IN = {"run": f"{MODULE}:run", "run_vectorized": f"{MODULE}:iterate_vectorized"}
+RUN = f"{MODULE}:run"
 
 
 class InProcess(LocalEngine):
     """No processes; the stop comes as Ctrl-C would."""
 
     stop_after = 10**9
-    tasks_done = 0
+    runs_done = 0
 
-    def run(self, tasks: Sequence[Task], work: Work, listener: Listener, *, alone: bool = False) -> list[str]:
-        notes: list[str] = []
-        for task in tasks:
-            if InProcess.tasks_done == InProcess.stop_after:
+    def run(self, specs: Sequence[RunSpec], work: Work, listener: Listener, *, alone: bool = False) -> list[str]:
+        for spec in specs:
+            if InProcess.runs_done == InProcess.stop_after:
                 raise KeyboardInterrupt
-            InProcess.tasks_done += 1
-            result = execute(task, work)
-            notes += result.notes
-            listener.finished(task, result)
-        return notes
+            InProcess.runs_done += 1
+            listener.finished(spec, execute(spec, work))
+        return []
 
 
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "LocalEngine", InProcess)
     monkeypatch.setattr(InProcess, "stop_after", 10**9)
-    monkeypatch.setattr(InProcess, "tasks_done", 0)
-    for name, value in STAND_IN.items():
-        monkeypatch.setattr(Work, name, value)
-        defaults = dict(
-            zip(("run", "run_vectorized", "checkpoint_every"), Work.__init__.__defaults__ or (), strict=True)
-        )
-    monkeypatch.setattr(Work.__init__, "__defaults__", tuple((defaults | STAND_IN).values()))
+    monkeypatch.setattr(InProcess, "runs_done", 0)
+    monkeypatch.setattr(Work.__init__, "__defaults__", (RUN, None))
 
 
 @pytest.fixture
@@ -69,7 +61,7 @@ def command(directory: Path, *more: str, config: Path = CONFIG) -> None:
 
 
 SMALL = ("--parameterizations", "pgd,lift", "--seeds", "2", "--steps", "20")
-TUNED = (*SMALL, "--learning-rates", "1e-3,3e-3", "--tuning-seeds", "1")
+TUNED = (*SMALL, "--learning_rates", "1e-3,3e-3", "--tuning_seeds", "1")
 
 
 def test_from_the_configuration_to_the_report(
@@ -97,7 +89,7 @@ def test_stopped_by_ctrl_c_it_says_how_to_go_on(tmp_path: Path, capsys: pytest.C
     assert "stopped; 2 of 2 timing runs, 1 of 4 final runs are done. The same command goes on from there." in said
     InProcess.stop_after = 10**9
     command(tmp_path, *SMALL)
-    assert InProcess.tasks_done == 6
+    assert InProcess.runs_done == 6
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -106,7 +98,7 @@ def test_the_plan_can_be_done_line_by_line(tmp_path: Path, capsys: pytest.Captur
     printed = capsys.readouterr().out
     assert len(re.findall(r"^timing .* missing$", printed, re.MULTILINE)) == 2
     assert len(re.findall(r"^tune .* missing$", printed, re.MULTILINE)) == 4
-    assert "final: its runs are known when those above are done" in printed and "6 tasks; wrote" in printed
+    assert "final: its runs are known when those above are done" in printed and "6 runs; wrote" in printed
     for index in range(6):
         main(["compare", "--output", str(tmp_path), "--only", str(index)])
     command(tmp_path, *TUNED, "--plan")
@@ -117,11 +109,11 @@ def test_the_plan_can_be_done_line_by_line(tmp_path: Path, capsys: pytest.Captur
         main(["compare", "--output", str(tmp_path), "--only", str(index)])
     command(tmp_path, *TUNED, "--plan")
     assert "nothing is missing: call the command without --plan for the report" in capsys.readouterr().out
-    assert InProcess.tasks_done == 0
-    main(["compare", "--output", str(tmp_path), "--report-only"])
+    assert InProcess.runs_done == 0
+    main(["compare", "--output", str(tmp_path), "--report_only"])
     assert (tmp_path / "report.md").read_text() == "10 records"
     command(tmp_path, *TUNED)
-    assert InProcess.tasks_done == 0
+    assert InProcess.runs_done == 0
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -129,15 +121,15 @@ def test_the_report_of_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     command(tmp_path / "out", *SMALL, "--plan")
     with pytest.raises(SystemExit):
-        main(["compare", "--output", "out", "--report-only"])
+        main(["compare", "--output", "out", "--report_only"])
     main(["compare", "--output", "out", "--only", "0"])
-    main(["compare", "--output", "out", "--report-only", "--metrics", "test/nll"])
+    main(["compare", "--output", "out", "--report_only", "--metrics", "test/nll"])
     assert (tmp_path / "out" / "report.md").read_text() == "1 records"
     (tmp_path / "out").rename(tmp_path / "moved")
-    main(["compare", "--config", str(CONFIG), "--output", "moved", "--report-only"])
+    main(["compare", "--config", str(CONFIG), "--output", "moved", "--report_only"])
 
 
-def test_a_failed_task_of_the_plan_ends_with_status_1(tmp_path: Path) -> None:
+def test_a_failed_run_of_the_plan_ends_with_status_1(tmp_path: Path) -> None:
     command(tmp_path, "--parameterizations", "breaks=pgd", "--seeds", "1", "--steps", "5", "--plan")
     with pytest.raises(SystemExit) as ended:
         main(["compare", "--output", str(tmp_path), "--only", "0"])
@@ -148,12 +140,12 @@ def test_a_failed_task_of_the_plan_ends_with_status_1(tmp_path: Path) -> None:
 def test_failed_runs_are_done_again_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--parameterizations", "breaks=pgd,lift", "--seeds", "2", "--steps", "5")
     command(tmp_path, *options)
-    before = InProcess.tasks_done
+    before = InProcess.runs_done
     command(tmp_path, *options)
-    assert InProcess.tasks_done == before
-    command(tmp_path, *options, "--retry-failed")
+    assert InProcess.runs_done == before
+    command(tmp_path, *options, "--retry_failed")
     assert "3 failed runs are to be done again" in capsys.readouterr().out
-    assert InProcess.tasks_done == before + 3
+    assert InProcess.runs_done == before + 3
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -165,7 +157,6 @@ def test_defaults_come_from_the_configuration_and_flags_win(tmp_path: Path) -> N
         "learning_rates": [3e-3, 1e-3],
         "tuning_seeds": 1,
         "steps": 30,
-        "vectorize": True,
         "jobs": 2,
         "metrics": ["test/nll"],
     }
@@ -175,28 +166,35 @@ def test_defaults_come_from_the_configuration_and_flags_win(tmp_path: Path) -> N
     settings = content["settings"]
     assert settings["seeds"] == [0, 1, 2] and settings["learning_rates"] == [1e-3, 3e-3]
     assert [arm["label"] for arm in settings["arms"]] == ["pgd", "ten"]
-    assert (settings["steps"], settings["tuning_steps"], settings["vectorize"]) == (30, 10, True)
+    assert (settings["steps"], settings["tuning_steps"]) == (30, 10)
     assert content["metrics"] == ["test/nll"] and content["name"] == "mine"
     assert "compare" not in settings["config"]
-    records = RecordStore(tmp_path / "out").all()
-    assert {r.engine for r in records if r.purpose == "final"} == {"vectorized"}
 
 
-def test_overrides_and_overlays_change_the_configuration(tmp_path: Path) -> None:
+def test_every_flag_of_fit_overrides_the_configuration_in_the_order_of_the_line(tmp_path: Path) -> None:
     overlay = tmp_path / "overlay.yaml"
-    overlay.write_text("data: {init_args: {batch_size: 32}}\n")
-    command(
-        tmp_path / "out",
-        *SMALL,
-        "--config",
-        str(overlay),
-        "--set",
-        "model.init_args.network.init_args.widths=[8]",
-        "--plan",
-    )
+    overlay.write_text("data: {init_args: {batch_size: 32}}\ntrainer: {gradient_clip_val: 3.0}\n")
+    before = [
+        "--model.init_args.network.init_args.widths=[8]",
+        "--data.batch_size",
+        "64",
+        "--trainer.precision=64-true",
+    ]
+    after = ["--trainer.gradient_clip_val", "2.5", "--trainer.precision=64-true", "--model.learning_rate", "1e-2"]
+    command(tmp_path / "out", *SMALL, *before, f"--config={overlay}", *after, "--plan")
     config = read_settings(tmp_path / "out")["settings"]["config"]
-    assert config["data"]["init_args"]["batch_size"] == 32
+    assert config["data"]["init_args"]["batch_size"] == 32 and config["trainer"]["gradient_clip_val"] == 2.5
     assert config["model"]["init_args"]["network"]["init_args"]["widths"] == [8]
+    assert config["model"]["init_args"]["learning_rate"] == 1e-2 and config["trainer"]["precision"] == "64-true"
+
+
+def test_old_spellings_work_and_warn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = ["--set", "data.init_args.batch_size=32", "--look_every", "5"]
+    command(tmp_path / "out", *SMALL, *old, "--plan")
+    said = capsys.readouterr().err
+    assert "--set KEY=VALUE is spelled --KEY=VALUE now" in said and "look_every is called evaluate_every now" in said
+    settings = read_settings(tmp_path / "out")["settings"]
+    assert settings["config"]["data"]["init_args"]["batch_size"] == 32 and settings["evaluate_every"] == 5
 
 
 def test_the_number_of_steps_and_the_directory_are_the_configuration_s_unless_given(
@@ -213,25 +211,26 @@ def test_the_number_of_steps_and_the_directory_are_the_configuration_s_unless_gi
         (["--seeds", "x"], "seeds='x': give a number of seeds, or a list such as 100,101"),
         (["--seeds", "0"], "seeds: there are none"),
         (["--seeds", "1,1"], "seeds=1,1: they must be 0 or more, and each only once"),
-        (["--seeds", "1000,1001", "--learning-rates", "1e-3"], "seeds=1000,1001 are those of the tuning runs"),
-        (["--learning-rates", "1e-3,fast"], "learning_rates='1e-3,fast'|give numbers, such as 3e-4,1e-3,3e-3"),
-        (["--learning-rates", "-1"], "learning_rates=-1: they must be positive"),
+        (["--seeds", "1000,1001", "--learning_rates", "1e-3"], "seeds=1000,1001 are those of the tuning runs"),
+        (["--learning_rates", "1e-3,fast"], "learning_rates='1e-3,fast'|give numbers, such as 3e-4,1e-3,3e-3"),
+        (["--learning_rates", "-1"], "learning_rates=-1: they must be positive"),
         (["--steps", "many"], "steps='many': give a whole number"),
-        (["--steps", "0"], "steps=0: give 1 or more"),
-        (["--tuning-steps", "1.5"], "tuning_steps='1.5': give a whole number"),
+        (["--steps", "0"], "steps='0': give a whole number, 1 or more"),
+        (["--tuning_steps", "1.5"], "tuning_steps='1.5': give a whole number"),
         (["--seconds", "10"], "it must be positive, and goes with the budget 'seconds' only"),
         (["--budget", "seconds", "--seconds", "soon"], "seconds='soon': give a number"),
-        (["--budget", "hours"], "argument --budget: invalid choice: 'hours'"),
-        (["--engine", "slurm"], "argument --engine: invalid choice: 'slurm'"),
-        (["--jobs", "0"], "jobs=0: give the number of runs at a time, 1 or more"),
+        (["--budget", "hours"], "budget='hours': give 'steps' or 'seconds'"),
+        (["--engine", "slurm"], "engine='slurm': give 'local' or 'ray'"),
+        (["--jobs", "0"], "jobs='0': give a whole number, 1 or more"),
+        (["--vectorize"], "vectorize is gone: leave it out, and give --jobs 2"),
         (["--parameterizations", "pgd,nothing"], "there is no parameterization 'nothing'; known are"),
         (["--parameterizations", "direct:gain=3"], "direct has no argument 'gain'; its arguments are"),
-        (["--set", "data.batch_sise=3"], "batch_sise"),
-        (["--sed", "3"], "unrecognized arguments: --sed 3"),
+        (["--data.batch_sise=3"], "batch_sise"),
+        (["--sed", "3"], "--sed"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--only", "x"], "argument --only: invalid int value: 'x'"),
         (["--only", "0"], r"there is no .*plan\.jsonl: write it with --plan first|holds no comparison"),
-        (["--report-only"], "holds no comparison"),
+        (["--report_only"], "holds no comparison"),
     ],
 )
 def test_a_bad_option_is_one_clear_line(
@@ -250,7 +249,7 @@ def test_a_bad_option_is_one_clear_line(
     ("own", "message"),
     [
         ({"seed": 3}, "compare has no option 'seed'; its options are parameterizations, seeds"),
-        ({"vectorize": "maybe"}, "vectorize='maybe': write true or false"),
+        ({"vectorize": True}, "mine.yaml: compare.vectorize is gone: leave it out"),
         ({"engine": "pbs"}, "engine='pbs': give 'local' or 'ray'"),
         ({"budget": "hours"}, "budget='hours': give 'steps' or 'seconds'"),
         ({"seeds": [1.5]}, "seeds=.*: give a number of seeds"),
@@ -268,7 +267,7 @@ def test_what_must_be_given_is_asked_for() -> None:
     for arguments, message in (
         ([], "--config is missing"),
         (["--only", "3"], "--only needs --output"),
-        (["--report-only"], "--report-only needs --output"),
+        (["--report_only"], "--report_only needs --output"),
     ):
         with pytest.raises(ValueError, match=message):
             compare.main(arguments)
@@ -286,5 +285,5 @@ def test_the_help_tells_every_option(capsys: pytest.CaptureFixture[str]) -> None
         main(["compare", "--help"])
     printed = capsys.readouterr().out
     assert ended.value.code == 0
-    for name in DEFAULTS:
-        assert f"--{name.replace('_', '-')}" in printed
+    for name in OPTIONS:
+        assert f"--{name} " in printed

@@ -8,61 +8,57 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from lightning_lift.compare.arms import parse_arms
-from lightning_lift.compare.build import read_config
 from lightning_lift.compare.comparison import PairedComparison
 from lightning_lift.compare.directory import read_settings, sole_user
-from lightning_lift.compare.local_engine import Listener
+from lightning_lift.compare.engines import Engine, Listener, Work, execute
+from lightning_lift.compare.engines.progress import RunProgress
+from lightning_lift.compare.faults import Lost
 from lightning_lift.compare.plan import Settings
-from lightning_lift.compare.progress import RunProgress
-from lightning_lift.compare.tasks import Task, Work, execute
-from tests.workers.compare_runs import MODULE
+from lightning_lift.compare.records import RunRecord, RunSpec
+from lightning_lift.settings import read_config
+from tests.workers import compare_runs
+from tests.workers.compare_runs import MODULE, record_of
 
 ROOT = Path(__file__).parents[3]
 WORKER = ROOT / "tests" / "workers" / "compare_worker.py"
 CONFIG = read_config(ROOT / "configs" / "ebm_gumbel.yaml")
 
 
-class InProcess:
-    """An engine without processes that stops after a number of tasks."""
-
-    slots = 2
+class InProcess(Engine):
+    """An engine without processes that stops after a number of runs."""
 
     def __init__(self, stop_after: int = 10**9) -> None:
+        super().__init__(1)
         self.stop_after = stop_after
         self.alone: list[tuple[str, bool]] = []
+        self.results: list[tuple[RunSpec, RunRecord | Lost]] = []
+        self.is_alone = False
 
-    def __enter__(self) -> Self:
-        return self
+    def begin(self, spec: RunSpec, work: Work) -> None:
+        self.stop_after -= 1
+        if self.stop_after < 0:
+            raise KeyboardInterrupt
+        self.alone.append((spec.purpose, self.is_alone))
+        self.results.append((spec, execute(spec, work)))
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def ended(self) -> Sequence[tuple[RunSpec, RunRecord | Lost]]:
+        return [self.results.pop()]
 
-    def close(self) -> None:
-        pass
-
-    def run(self, tasks: Sequence[Task], work: Work, listener: Listener, *, alone: bool = False) -> list[str]:
-        notes: list[str] = []
-        for task in tasks:
-            self.stop_after -= 1
-            if self.stop_after < 0:
-                raise KeyboardInterrupt
-            self.alone.append((task.specs[0].purpose, alone))
-            result = execute(task, work)
-            notes += result.notes
-            listener.finished(task, result)
-        return notes
+    def run(self, specs: Sequence[RunSpec], work: Work, listener: Listener, *, alone: bool = False) -> list[str]:
+        self.is_alone = alone
+        return super().run(specs, work, listener, alone=alone)
 
 
 def comparison(directory: Path, **changes: Any) -> PairedComparison:
     base: dict[str, Any] = {"config": CONFIG, "arms": parse_arms("pgd,lift"), "seeds": (0, 1, 2), "steps": 100}
-    work = Work("", f"{MODULE}:run", f"{MODULE}:iterate_vectorized")
+    work = Work("", f"{MODULE}:run")
     return PairedComparison(Settings(**(base | changes)), directory, "test", work)
 
 
@@ -137,15 +133,24 @@ def test_a_finished_comparison_runs_nothing_and_failed_runs_only_on_request(tmp_
     assert len(engine.alone) == 4
 
 
-def test_what_could_not_be_trained_at_once_stands_in_the_report(tmp_path: Path) -> None:
-    made = comparison(tmp_path, arms=parse_arms("pgd,separate=direct"), vectorize=True)
-    run(made)
-    engines = {(r.arm, r.purpose): r.engine for r in made.records()}
-    assert engines[("pgd", "final")] == "vectorized" and engines[("separate", "final")] == "lightning"
-    assert {engines[(arm, "timing")] for arm in ("pgd", "separate")} == {"lightning"}
-    assert made.report_settings()["notes"] == [
-        "separate: its seeds were trained one after another, not at once: it draws random numbers"
-    ]
+def test_what_the_machine_ended_is_no_record_and_is_done_on_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = parse_arms("pgd,starves=direct")
+    with pytest.raises(RuntimeError, match=r"1 timing runs could not be done: timing starves.*not enough memory"):
+        run(comparison(tmp_path, arms=arms))
+    assert {(r.arm, r.outcome) for r in comparison(tmp_path, arms=arms).store.all()} == {("pgd", "finished")}
+    monkeypatch.setattr(compare_runs, "run", lambda spec, directory, checkpoint_every: record_of(spec))
+    again = comparison(tmp_path, arms=arms)
+    run(again)
+    assert again.counts() == "2 of 2 timing runs, 6 of 6 final runs are done"
+
+
+def test_on_a_full_disk_no_further_run_begins(tmp_path: Path) -> None:
+    made, engine = comparison(tmp_path, arms=parse_arms("full=pgd,direct")), InProcess()
+    with pytest.raises(RuntimeError, match=r"2 timing runs could not be done: timing full.*the disk is full"):
+        run(made, engine)
+    assert len(engine.alone) == 1 and made.store.all() == []
 
 
 def test_other_settings_in_the_same_directory_are_refused_by_name(tmp_path: Path) -> None:
@@ -162,7 +167,7 @@ def test_other_settings_in_the_same_directory_are_refused_by_name(tmp_path: Path
             {"config": other},
             r"config.model.init_args.network.init_args.widths is \[32, 32, 32\] there and \[4, 4\] now",
         ),
-        ({"steps": 200, "vectorize": True}, "steps is 100 there and 200 now; vectorize is false there and true now"),
+        ({"steps": 200, "tuning_steps": 9}, "steps is 100 there and 200 now; tuning_steps is null there and 9 now"),
     ):
         with pytest.raises(ValueError, match=f"holds a comparison with other settings: {text}") as raised:
             comparison(tmp_path, **changes).open()
@@ -193,7 +198,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         comparison(tmp_path).open()
     (tmp_path / "comparison.json").write_text('{"format": 99}')
-    with pytest.raises(ValueError, match="has the format 99 and this version reads 1"):
+    with pytest.raises(ValueError, match="its format is 99 and this version reads 1"):
         comparison(tmp_path).open()
     (tmp_path / "comparison.json").unlink()
     with pytest.raises(ValueError, match=r"holds records but no comparison\.json"):

@@ -1,6 +1,5 @@
 """From settings to runs: which, how many, in which order, cut for how many workers."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,9 @@ from typing import Any
 import pytest
 
 from lightning_lift.compare.arms import parse_arms
-from lightning_lift.compare.build import read_config
-from lightning_lift.compare.plan import Settings, group
-from lightning_lift.compare.record import RunRecord, RunSpec
+from lightning_lift.compare.plan import Settings, cost_of
+from lightning_lift.compare.records import RunRecord, RunSpec
+from lightning_lift.settings import read_config
 
 CONFIG = read_config(Path(__file__).parents[3] / "configs" / "ebm_gumbel.yaml")
 
@@ -78,7 +77,7 @@ def test_settings_survive_json() -> None:
         ({"seeds": (1, 1)}, "seeds=1,1: they must be 0 or more, and each only once"),
         ({"seeds": (-1,)}, "seeds=-1: they must be 0 or more"),
         ({"steps": 0}, "steps=0: give 1 or more"),
-        ({"look_every": 0}, "look_every=0: give 1 or more"),
+        ({"evaluate_every": 0}, "evaluate_every=0: give 1 or more"),
         ({"learning_rates": (1e-3, 0.0)}, "learning_rates=0.001,0: they must be positive"),
         (
             {"learning_rates": (1e-3, 1e-3)},
@@ -99,45 +98,14 @@ def test_bad_settings_are_one_clear_line(changes: dict[str, Any], message: str) 
     assert "\n" not in str(raised.value)
 
 
-def specs(arm: str, count: int, steps: int = 10, purpose: Any = "final") -> list[RunSpec]:
-    return [RunSpec(arm, purpose, 1e-3, seed, steps, {}) for seed in range(count)]
+def test_a_run_costs_its_steps_times_its_arm_s_seconds() -> None:
+    runs = [RunSpec(arm, "final", 1e-3, 0, steps, {}) for arm, steps in (("fast", 10), ("slow", 10), ("new", 20))]
+    assert [cost_of({})(run) for run in runs] == [10.0, 10.0, 20.0]
+    assert [cost_of({"fast": 0.1, "slow": 0.5})(run) for run in runs] == pytest.approx([1.0, 5.0, 6.0])
 
 
-def test_the_longest_runs_come_first() -> None:
-    runs = specs("fast", 2) + specs("slow", 2) + specs("fast", 1, steps=1000)
-    tasks = group(runs, vectorize=False, slots=2, seconds_per_step={"fast": 0.1, "slow": 0.5})
-    assert [(t.specs[0].arm, t.specs[0].steps) for t in tasks] == [
-        ("fast", 1000), ("slow", 10), ("slow", 10), ("fast", 10), ("fast", 10),
-    ]  # fmt: skip
-    assert all(len(task.specs) == 1 and not task.vectorized for task in tasks)
-
-
-def test_the_seeds_of_an_arm_are_one_task_where_there_are_enough_arms_for_all_workers() -> None:
-    tasks = group(specs("a", 6) + specs("b", 6), vectorize=True, slots=2)
-    assert [(t.specs[0].arm, len(t.specs), t.vectorized) for t in tasks] == [("a", 6, True), ("b", 6, True)]
-
-
-def test_groups_are_cut_for_more_workers_and_no_seed_is_lost() -> None:
-    tasks = group(specs("a", 7), vectorize=True, slots=3)
-    assert sorted(len(t.specs) for t in tasks) == [2, 2, 3]
-    assert sorted(spec.seed for task in tasks for spec in task.specs) == list(range(7))
-    assert len(group(specs("a", 2), vectorize=True, slots=16)) == 2
-
-
-def test_a_slow_arm_is_cut_so_that_no_worker_waits_for_it() -> None:
-    tasks = group(
-        specs("fast", 6) + specs("slow", 6), vectorize=True, slots=2, seconds_per_step={"fast": 0.1, "slow": 0.4}
-    )
-    assert [(t.specs[0].arm, len(t.specs)) for t in tasks] == [("slow", 3), ("slow", 3), ("fast", 6)]
-
-
-def test_timing_runs_are_never_trained_at_once() -> None:
-    tasks = group(specs("a", 3, purpose="timing"), vectorize=True, slots=1)
-    assert len(tasks) == 3 and not any(task.vectorized for task in tasks)
-
-
-def test_a_group_has_one_rate_and_one_number_of_steps() -> None:
-    runs = specs("a", 2) + specs("a", 2, steps=20)
-    runs += [dataclasses.replace(run, learning_rate=1e-2) for run in specs("a", 2)]
-    assert sorted(len(task.specs) for task in group(runs, vectorize=True, slots=1)) == [2, 2, 2]
-    assert group([], vectorize=True, slots=2) == []
+def test_settings_of_the_version_that_could_vectorize_are_read() -> None:
+    plan = settings(evaluate_every=7)
+    old = json.loads(json.dumps(plan.plain()))
+    old["look_every"] = old.pop("evaluate_every")
+    assert Settings.of_plain({**old, "vectorize": True}) == plan

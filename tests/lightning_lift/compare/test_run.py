@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import errno
 import functools
 import json
 import math
@@ -20,9 +21,10 @@ from torch.utils.data import DataLoader
 from lightning_lift.cli import LiftCLI
 from lightning_lift.compare import RecordStore, RunRecord, RunSpec, make, parse_arm, read_config, resolve
 from lightning_lift.compare import run as run_module
-from lightning_lift.compare.content import DIAGNOSTICS
-from lightning_lift.compare.record import Purpose
-from lightning_lift.compare.run import run
+from lightning_lift.compare.recorder import DivergenceError, largest_weight
+from lightning_lift.compare.records import Purpose
+from lightning_lift.compare.report.sections import DIAGNOSTICS
+from lightning_lift.compare.run import _check_tested, ending, run
 from lightning_lift.modules import ConvexModule, LogConcaveEBM
 from lightning_lift.networks import ICNN, ConvexNetwork
 from lightning_lift.parameterizations import Lift, Parameterization
@@ -51,11 +53,11 @@ def spec(
     rate: float | None = None,
     seed: int = 0,
     steps: int = 40,
-    look_every: int | None = 10,
+    evaluate_every: int | None = 10,
     purpose: Purpose = "final",
 ) -> RunSpec:
     parsed = parse_arm(arm)
-    resolved = resolve(configuration(config, *overrides), parsed, rate, seed, steps, look_every)
+    resolved = resolve(configuration(config, *overrides), parsed, rate, seed, steps, evaluate_every)
     return RunSpec(parsed.label, purpose, rate, seed, steps, resolved)
 
 
@@ -109,11 +111,11 @@ def test_arms_of_a_seed_share_start_and_data_and_other_seeds_do_not(
     records = list(three[1].values())
     assert len({record.start_hash for record in records} | {record.data_hash for record in records}) == 2
     assert records[0].start_hash and records[0].data_hash
-    other = run(spec("pgd", seed=1, steps=3, look_every=3), tmp_path)
+    other = run(spec("pgd", seed=1, steps=3, evaluate_every=3), tmp_path)
     assert other.start_hash != records[0].start_hash and other.data_hash != records[0].data_hash
-    gained = run(spec("direct:latent_gain=10", steps=3, look_every=3), tmp_path)
+    gained = run(spec("direct:latent_gain=10", steps=3, evaluate_every=3), tmp_path)
     assert (gained.start_hash, gained.data_hash) == (records[0].start_hash, records[0].data_hash)
-    elsewhere = run(spec("lift:slack_start=-2.0", steps=3, look_every=3), tmp_path)
+    elsewhere = run(spec("lift:slack_start=-2.0", steps=3, evaluate_every=3), tmp_path)
     assert elsewhere.start_hash != records[0].start_hash and elsewhere.data_hash == records[0].data_hash
 
 
@@ -134,8 +136,8 @@ def test_two_runs_of_one_spec_agree(three: tuple[Path, dict[str, RunRecord]], tm
 )
 def test_watching_changes_nothing(arm: str, tmp_path: Path) -> None:
     """Bit for bit the weights of the same fit without any callback, validation or checkpoint."""
-    record = run(spec(arm, look_every=4, steps=10), tmp_path, checkpoint_every=3)
-    module, data, settings = make(spec(arm, look_every=4, steps=10))
+    record = run(spec(arm, evaluate_every=4, steps=10), tmp_path, checkpoint_every=3)
+    module, data, settings = make(spec(arm, evaluate_every=4, steps=10))
     settings |= {"limit_val_batches": 0, "default_root_dir": tmp_path, "callbacks": None}
     L.Trainer(**settings).fit(module, datamodule=data)
     saved = torch.load(tmp_path / record.checkpoints["last"], weights_only=True)["state_dict"]
@@ -181,13 +183,13 @@ def test_checkpoints_are_named_in_the_record_and_nothing_else_is_left(
 
 @pytest.mark.parametrize("purpose", ["tune", "timing"])
 def test_runs_that_only_measure_keep_no_checkpoints(purpose: Purpose, tmp_path: Path) -> None:
-    record = run(spec("pgd", steps=4, look_every=2, purpose=purpose), tmp_path)
+    record = run(spec("pgd", steps=4, evaluate_every=2, purpose=purpose), tmp_path)
     assert record.outcome == "finished" and record.checkpoints == {} and "test/nll" in record.metrics["best"]
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
-    made = spec("pgd", steps=4, look_every=2)
+    made = spec("pgd", steps=4, evaluate_every=2)
     for name in (made.key, f".{made.key}.123"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
         (tmp_path / "checkpoints" / name / "half.ckpt").write_text("x")
@@ -201,7 +203,7 @@ def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arm", ["lift", *(pytest.param(arm, marks=pytest.mark.slow) for arm in ("direct", "pgd"))])
 def test_a_rate_far_too_large_is_a_divergence(arm: str, tmp_path: Path) -> None:
-    record = run(spec(arm, rate=1e6, look_every=1), tmp_path)
+    record = run(spec(arm, rate=1e6, evaluate_every=1), tmp_path)
     assert record.outcome == "diverged" and record.error and record.start_hash
     assert record.metrics == {} and record.checkpoints == {}
     assert len({len(curve) for curve in record.curves.values()}) <= 1
@@ -214,17 +216,24 @@ def test_a_loss_that_is_not_finite_ends_the_curves_there(tmp_path: Path, monkeyp
     monkeypatch.setattr(
         LogConcaveEBM, "loss", lambda self, p, x: plain(self, p, x) * (math.nan if self.global_step == 7 else 1.0)
     )
-    record = run(spec("pgd", look_every=3), tmp_path)
+    record = run(spec("pgd", evaluate_every=3), tmp_path)
     assert record.outcome == "diverged" and record.error == "the training loss is nan at step 8"
     assert record.curves["step"] == [3.0, 6.0, 8.0] and math.isnan(record.curves["train/loss"][-1])
     assert all(map(math.isfinite, record.curves["val/nll"][:2])) and math.isnan(record.curves["val/nll"][2])
 
 
 def test_an_error_is_recorded_and_not_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fails_at_step_5(monkeypatch, OSError("the disk is gone"))
-    record = run(spec("pgd", look_every=2), tmp_path)
-    assert (record.outcome, record.error) == ("failed", "OSError: the disk is gone")
+    fails_at_step_5(monkeypatch, KeyError("gone"))
+    record = run(spec("pgd", evaluate_every=2), tmp_path)
+    assert (record.outcome, record.error) == ("failed", "KeyError: 'gone'")
     assert record.curves["step"] == [2.0, 4.0] and record.metrics == {}
+
+
+def test_a_fault_of_the_machine_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails_at_step_5(monkeypatch, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(OSError, match="No space left"):
+        run(spec("pgd", evaluate_every=2), tmp_path)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_settings_that_cannot_be_made_are_a_failure(tmp_path: Path) -> None:
@@ -238,14 +247,14 @@ def test_an_interrupt_passes_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     fails_at_step_5(monkeypatch, KeyboardInterrupt())
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        run(spec("pgd", look_every=2), tmp_path)
+        run(spec("pgd", evaluate_every=2), tmp_path)
     assert signal.getsignal(signal.SIGINT) is handler
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_a_run_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run(spec("pgd", steps=4, look_every=2), tmp_path / "out")
+    run(spec("pgd", steps=4, evaluate_every=2), tmp_path / "out")
     assert capfd.readouterr() == ("", "")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -262,7 +271,7 @@ def test_a_run_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str], m
 )
 def test_other_tasks_run_by_the_same_code(config: str, overrides: Sequence[str], tmp_path: Path) -> None:
     records = [
-        run(spec(arm, *overrides, "--data.batch_size=32", config=config, steps=4, look_every=2), tmp_path)
+        run(spec(arm, *overrides, "--data.batch_size=32", config=config, steps=4, evaluate_every=2), tmp_path)
         for arm in ("pgd", "lift:body_widths=[4,4]")
     ]
     for record in records:
@@ -273,16 +282,16 @@ def test_other_tasks_run_by_the_same_code(config: str, overrides: Sequence[str],
 
 def test_averaged_weights_are_what_is_tested(tmp_path: Path) -> None:
     averaging = "--trainer.callbacks=lightning.pytorch.callbacks.EMAWeightAveraging"
-    record = run(spec("lift", averaging, steps=6, look_every=3), tmp_path)
+    record = run(spec("lift", averaging, steps=6, evaluate_every=3), tmp_path)
     assert record.outcome == "finished", record.error
     saved = torch.load(tmp_path / record.checkpoints["last"], weights_only=True)
     assert "current_model_state" in saved
-    plain = run(spec("lift", steps=6, look_every=3), tmp_path / "plain")
+    plain = run(spec("lift", steps=6, evaluate_every=3), tmp_path / "plain")
     assert plain.metrics["last"]["test/nll"] != record.metrics["last"]["test/nll"]
 
 
 def test_accumulated_gradients_count_as_one_step(tmp_path: Path) -> None:
-    record = run(spec("direct", "--trainer.accumulate_grad_batches=3", steps=4, look_every=2), tmp_path)
+    record = run(spec("direct", "--trainer.accumulate_grad_batches=3", steps=4, evaluate_every=2), tmp_path)
     assert record.curves["step"] == [2.0, 4.0] and all(map(math.isfinite, record.curves["latent/step"]))
 
 
@@ -357,3 +366,41 @@ def test_a_users_task_and_data_run_by_the_same_code(tmp_path: Path) -> None:
     assert records[0].start_hash == records[1].start_hash
     again = run(RunSpec("pgd", "final", 1e-2, 3, 6, records[0].config), tmp_path / "again")
     assert again.reproducible() == records[0].reproducible()
+
+
+# -- outcomes ----------------------------------------------------------------------------------------------------------
+
+
+class Two(L.LightningModule):
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([1.0, -size]))
+
+
+@pytest.mark.parametrize(
+    ("error", "size", "outcome", "text"),
+    [
+        (DivergenceError("val/nll is nan at step 3"), 2.0, "diverged", "val/nll is nan at step 3"),
+        (ZeroDivisionError("no"), 2.0, "diverged", "ZeroDivisionError: no"),
+        (torch.linalg.LinAlgError("no"), 2.0, "diverged", "_LinAlgError: no"),
+        (RuntimeError("no"), 1999.0, "failed", "RuntimeError: no"),
+        (RuntimeError("no"), 2001.0, "diverged", "RuntimeError: no"),
+        (RuntimeError("no"), float("nan"), "diverged", "RuntimeError: no"),
+    ],
+)
+def test_an_error_is_an_outcome(error: Exception, size: float, outcome: str, text: str) -> None:
+    assert largest_weight(Two(2.0)) == 2.0
+    assert ending(error, Two(size), 2.0) == (outcome, text)
+
+
+def test_before_training_nothing_has_diverged() -> None:
+    assert ending(ZeroDivisionError("no"), Two(1.0), None)[0] == "failed"
+    assert ending(ValueError("no"), None, None) == ("failed", "ValueError: no")
+
+
+def test_a_state_without_a_finite_test_metric_has_diverged() -> None:
+    _check_tested({"best": {"val/nll": 1.0, "test/nll": 1.0}, "last": {}})
+    with pytest.raises(DivergenceError, match="test/nll of the last state is inf"):
+        _check_tested({"best": {"val/nll": 1.0, "test/nll": 1.0}, "last": {"val/nll": 1.0, "test/nll": float("inf")}})
+    with pytest.raises(DivergenceError, match="test/loss of the best state is nan"):
+        _check_tested({"best": {"val/loss": 1.0, "test/loss": float("nan")}})

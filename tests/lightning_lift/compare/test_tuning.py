@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lightning_lift.compare.record import Outcome, RunRecord, RunSpec
+from lightning_lift.compare.records import Outcome, RunRecord, RunSpec
 from lightning_lift.compare.tuning import choose
 
 

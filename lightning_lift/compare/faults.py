@@ -1,0 +1,112 @@
+"""What ends a run without being its result: no memory, a full disk, a file that is missing, a killed worker."""
+
+import errno
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+_NO_MEMORY = "there is not enough memory: give fewer --jobs, smaller batches or a larger machine"
+_NO_SPACE = "the disk is full: free some space, or give an --output on another one"
+_NO_FILES = "too many files are open: raise the limit (ulimit -n) or give fewer --jobs"
+_NO_DEVICE = "the accelerator cannot be used: see whether it is free and whole, or give --trainer.accelerator cpu"
+_KILLED = "a process that loads data was ended, mostly for want of memory: give fewer --jobs or data.num_workers"
+_NUMBERS = {
+    errno.ENOMEM: _NO_MEMORY,
+    errno.ENOSPC: _NO_SPACE,
+    errno.EDQUOT: _NO_SPACE,
+    errno.EMFILE: _NO_FILES,
+    errno.ENFILE: _NO_FILES,
+}
+# Libraries in C++ say these things in a RuntimeError, which by itself may be anything.
+_TEXTS = {
+    "out of memory": _NO_MEMORY,
+    "allocate memory": _NO_MEMORY,
+    "not enough memory": _NO_MEMORY,
+    "bad_alloc": _NO_MEMORY,
+    "alloc_failed": _NO_MEMORY,
+    "no space left on device": _NO_SPACE,
+    "disk quota exceeded": _NO_SPACE,
+    "pytorchstreamwriter failed": _NO_SPACE,
+    "too many open files": _NO_FILES,
+    "busy or unavailable": _NO_DEVICE,
+    "no cuda-capable device": _NO_DEVICE,
+    "no nvidia driver": _NO_DEVICE,
+    "uncorrectable ecc": _NO_DEVICE,
+    "dataloader worker (pid": _KILLED,
+}
+_SIGNALS = {
+    signal.SIGKILL: "the system does so when memory runs out: give fewer --jobs",
+    signal.SIGTERM: "by the user or a scheduler",
+}
+_CRASH = "a crash inside a library, of which the directory's logs/ may tell more"
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A run that its surroundings ended: it leaves no record, and is done again on the next call.
+
+    Attributes:
+        reason: what happened, and what to do where that is known.
+        everywhere: whether the other runs would meet the same, so that none should begin.
+    """
+
+    reason: str
+    everywhere: bool = False
+
+
+def lost_by(error: BaseException) -> Lost | None:
+    """The fault of the surroundings behind an error; None where the error is the run's own.
+
+    Any ``OSError`` and ``ImportError`` is one, raised as such or as the stated cause of another error; want of memory,
+    of space or of an accelerator also where another error merely followed it, or where it stands in the text of a
+    ``RuntimeError`` only.
+
+    Args:
+        error: that ended a run.
+    """
+    for one, stated in _chain(error):
+        said = f"{type(one).__name__}: {one}"
+        hint = _hint(one)
+        if hint is not None:
+            return Lost(f"{said} ({hint})", everywhere=hint == _NO_SPACE)
+        if stated and isinstance(one, OSError | ImportError):
+            return Lost(said)
+    return None
+
+
+def lost_by_exit(code: int | None) -> Lost:
+    """Why a worker process is gone.
+
+    Args:
+        code: its exit status; the negative number of a signal; None where it is not known.
+    """
+    if code is None or code >= 0:
+        return Lost(f"its worker process ended with status {code}: {_CRASH}")
+    name = signal.Signals(-code).name
+    return Lost(f"its worker process was killed by {name}: {_SIGNALS.get(signal.Signals(-code), _CRASH)}")
+
+
+def _chain(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
+    """The error and what it came from, each with whether it was raised as such or stated as a cause."""
+    one: BaseException | None = error
+    stated, seen = True, set[int]()
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one, stated
+        if one.__cause__ is None:
+            stated, one = False, None if one.__suppress_context__ else one.__context__
+        else:
+            one = one.__cause__
+
+
+def _hint(error: BaseException) -> str | None:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return _NO_MEMORY
+    if isinstance(error, OSError):
+        return _NUMBERS.get(error.errno or 0)
+    if isinstance(error, RuntimeError):
+        text = str(error).lower()
+        return next((hint for part, hint in _TEXTS.items() if part in text), None)
+    return None
