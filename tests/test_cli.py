@@ -27,11 +27,7 @@ SMALL = [
     *QUIET,
 ]
 
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["lightning-lift"])
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def fit(*flags: str) -> LiftCLI:

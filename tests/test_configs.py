@@ -14,6 +14,7 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 OVERLAYS = sorted((ROOT / "configs" / "parameterization").glob("*.yaml"))
 FIGURES = {"DensityFigure": "density_test.png", "FlowFigure": "flow_test.png", "LatentImages": "images_test.png"}
 SHORT = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "3", "--trainer.limit_val_batches", "2"]
+SHORT += ["--trainer.limit_test_batches", "2"]
 QUIET = [
     "--trainer.num_sanity_val_steps",
     "0",
@@ -22,12 +23,6 @@ QUIET = [
     "--trainer.enable_model_summary",
     "false",
 ]
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["lightning-lift"])
 
 
 def smaller(settings: dict[str, Any]) -> list[str]:
@@ -40,6 +35,9 @@ def smaller(settings: dict[str, Any]) -> list[str]:
     if settings["model"]["init_args"].get("evaluation"):
         flags += ["--model.evaluation.num_chains", "64", "--model.evaluation.num_temperatures", "20"]
     return flags
+
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder", "coarse_grids")
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)

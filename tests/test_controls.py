@@ -93,12 +93,6 @@ def test_every_arm_has_the_same_start_and_the_same_data() -> None:
     assert not set(other[3]) & set(reference[3])
 
 
-@pytest.fixture
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["lightning-lift"])
-
-
 def built(*flags: str) -> Any:
     """The module of the Gumbel configuration with these flags, after two steps."""
     short = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2", "--trainer.limit_val_batches", "1"]

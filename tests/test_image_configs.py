@@ -11,11 +11,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 SHORT = ["--trainer.max_steps", "3", "--trainer.val_check_interval", "3", "--trainer.limit_val_batches", "2"]
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["lightning-lift"])
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def fit_and_test(config: str, *more: str) -> Path:

@@ -15,11 +15,7 @@ QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summa
 
 pytestmark = pytest.mark.slow
 
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["lightning-lift"])
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def total_variation(config: str, seed: int, *flags: str) -> float:
