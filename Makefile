@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# One thread a process: two workers on two cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: help demo test test-slow lint type docs bench clean
 help:  ## this list
@@ -18,10 +20,10 @@ demo: $(READY)  ## fit and test a log-concave density on the Gumbel target (unde
 	$(BIN)/lightning-lift fit --config configs/ebm_gumbel.yaml --test_after_fit
 
 test: lint type  ## set up everything, then ruff, mypy and the fast tests
-	$(BIN)/python -m pytest
+	$(PYTEST) -n 2
 
 test-slow: $(READY)  ## the tests that train for minutes
-	$(BIN)/python -m pytest -m slow --timeout 3600
+	$(PYTEST) -m slow --timeout 3600
 
 lint: $(READY)  ## ruff
 	$(BIN)/ruff check .

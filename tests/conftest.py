@@ -6,6 +6,20 @@ import pytest
 
 from lightning_lift.callbacks import FlowFigure, SampleDistance
 
+SPAWN = ("subprocess", "WORKER", "LocalEngine")  # what a test file that starts processes has imported or named
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep each file on one worker, for its fixtures, and all that start processes on the same one, at the start."""
+
+    def starts_processes(item: pytest.Item) -> bool:
+        return any(hasattr(getattr(item, "module", None), name) for name in SPAWN)
+
+    items.sort(key=lambda item: not starts_processes(item))
+    for item in items:
+        group = "processes" if starts_processes(item) else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
 
 @pytest.fixture
 def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
