@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import lightning as L
+from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_warn
 from matplotlib.figure import Figure
 
 from lightning_lift.files import whole_file
@@ -16,37 +19,63 @@ def tensorboard_loggers(trainer: L.Trainer) -> list[TensorBoardLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
 
 
-def run_directory(trainer: L.Trainer) -> Path:
+def run_directory(trainer: L.Trainer) -> Path | None:
     """Where the run's files lie: the first logger's own directory, else the trainer's root.
 
     Unlike ``trainer.log_dir`` it is not collective, so rank 0 may call it alone (and only rank 0 knows its version).
+
+    Returns:
+        None where no files are to be written: with ``fast_dev_run``, without a logger, and, with a warning, where the
+        logger writes to another file system (``memory://``, ``s3://``).
     """
+    if getattr(trainer, "fast_dev_run", False) or not trainer.loggers:
+        return None
     for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger | CSVLogger):
-            return Path(logger.log_dir)
-        if logger.save_dir is not None:
-            return Path(logger.save_dir)
-    return Path(trainer.default_root_dir)
+        folder = logger.log_dir if isinstance(logger, TensorBoardLogger | CSVLogger) else logger.save_dir
+        if folder is not None:
+            return _local_folder(str(folder))
+    return _local_folder(str(trainer.default_root_dir))
+
+
+@cache
+def _local_folder(folder: str) -> Path | None:
+    if "://" not in folder:
+        return Path(folder)
+    system = get_filesystem(folder)
+    if "file" in system.protocol:
+        return Path(str(system._strip_protocol(folder)))
+    rank_zero_warn(
+        f"the log folder {folder} is not on this machine's file system: metrics, figures and histograms go to the "
+        "loggers, and no files (metrics.json, tables, PNGs) are written; log to a local folder to have them."
+    )
+    return None
+
+
+def is_recorded(trainer: L.Trainer) -> bool:
+    """Whether there is anywhere to put a figure."""
+    return bool(tensorboard_loggers(trainer)) or run_directory(trainer) is not None
 
 
 def log_scalars(trainer: L.Trainer, values: Mapping[str, float], step: int) -> None:
-    """Writes scalars to every logger at an optimizer step; what is not finite (undefined) is left out."""
+    """Write scalars to every logger at an optimizer step; what is not finite (undefined) is left out."""
     finite = {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
     for logger in trainer.loggers:
         logger.log_metrics(finite, step)
 
 
-def publish_figure(trainer: L.Trainer, figure: Figure, tag: str, path: Path, step: int) -> None:
-    """Writes a figure to a PNG file and to every TensorBoard logger.
+def publish_figure(trainer: L.Trainer, figure: Figure, tag: str, file_name: str, step: int) -> None:
+    """Write a figure to a PNG file under ``figures/`` in the run's directory and to every TensorBoard logger.
 
     Args:
         trainer: the trainer.
         figure: made without pyplot, so nothing is left open.
         tag: in TensorBoard.
-        path: of the PNG file; its folder is made.
+        file_name: of the PNG file.
         step: optimizer step.
     """
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
+    folder = run_directory(trainer)
+    if folder is not None:
+        with whole_file(folder / "figures" / file_name) as temporary:
+            figure.savefig(temporary, format="png", dpi=120)
     for logger in tensorboard_loggers(trainer):
         logger.experiment.add_figure(tag, figure, step, close=False)

@@ -1,7 +1,6 @@
 """The schedule of figures that are drawn in validation and test."""
 
 from abc import abstractmethod
-from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
@@ -10,8 +9,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lightning_lift.callbacks._logging import publish_figure, run_directory
-from lightning_lift.callbacks.periodic import WarnsOnce, check_count
+from lightning_lift.callbacks._logging import is_recorded, publish_figure
+from lightning_lift.callbacks.periodic import ReportingCallback, check_count
 from lightning_lift.diagnostics.probe import undisturbed
 from lightning_lift.modules.density import DensityTask
 from lightning_lift.modules.units import column_order
@@ -22,8 +21,8 @@ Stage = Literal["val", "test"]
 _MAX_ROWS = 20_000
 
 
-class ScheduledFigure(WarnsOnce):
-    """Draws under the weights that are evaluated (also with weight averaging), without disturbing them.
+class ScheduledFigure(ReportingCallback):
+    """A figure of the weights that are evaluated (also with weight averaging), which are not disturbed.
 
     A figure goes to every TensorBoard logger as ``<label>/val`` and ``<label>/test``, and to
     ``figures/<label>_step_<step>.png`` (``<label>_val.png`` without a fit) and ``figures/<label>_test.png`` beside the
@@ -34,13 +33,11 @@ class ScheduledFigure(WarnsOnce):
 
     Args:
         every_n_steps: optimizer steps between figures; one is drawn in the first validation that is at least so many
-            steps after the one before. Every test has one.
+            steps after the one before. The end of a fit and every test have one.
 
     Raises:
         ValueError: fewer than one step.
     """
-
-    label: str
 
     def __init__(self, every_n_steps: int) -> None:
         super().__init__()
@@ -52,7 +49,7 @@ class ScheduledFigure(WarnsOnce):
     def figure(
         self, trainer: L.Trainer, pl_module: L.LightningModule, data: Any, stage: Stage
     ) -> tuple[Figure | None, str]:
-        """Draws, or says why not.
+        """Draw, or say why not.
 
         Args:
             trainer: the trainer.
@@ -64,21 +61,16 @@ class ScheduledFigure(WarnsOnce):
             The figure, or None and a reason, which is said once.
         """
 
-    @property
-    def state_key(self) -> str:
-        """Tells two instances with different settings apart in a checkpoint."""
-        return self._generate_state_key(every_n_steps=self.every_n_steps)
-
     def state_dict(self) -> dict[str, Any]:
         """The step of the last figure in validation."""
         return {"last_step": self._last_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` gave."""
+        """Restore what ``state_dict`` gave."""
         self._last_step = state_dict["last_step"]
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """A training from step 0 has no figure before it."""
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Forget the figures before a training from step 0; ``on_fit_start`` does not know a resumed run's step."""
         if trainer.global_step == 0:
             self._last_step = None
 
@@ -88,33 +80,45 @@ class ScheduledFigure(WarnsOnce):
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Draws in validation, when it is time."""
+        """Draw in validation, when it is time."""
         if trainer.sanity_checking or batch_idx or dataloader_idx:
             return
         if trainer.state.fn != "fit":
-            self._draw(trainer, pl_module, "val", f"{self.label}_val.png")
-            return
-        step = trainer.global_step
-        if self._last_step is None or step - self._last_step >= self.every_n_steps:
-            self._last_step = step
-            self._draw(trainer, pl_module, "val", f"{self.label}_step_{step:08d}.png")
+            self._draw(trainer, pl_module, "val", "val")
+        elif self._last_step is None or trainer.global_step - self._last_step >= self.every_n_steps:
+            self._draw_step(trainer, pl_module)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Draw the trained model, unless the last validation has.
+
+        Not in ``on_train_end``, where weight averaging puts its average in place, before or after this callback. The
+        module has left the accelerator, and is calibrated.
+        """
+        if self._last_step != trainer.global_step:
+            self._draw_step(trainer, pl_module, calibrate=False)
+
+    def _draw_step(self, trainer: L.Trainer, pl_module: L.LightningModule, calibrate: bool = True) -> None:
+        self._last_step = trainer.global_step
+        self._draw(trainer, pl_module, "val", f"step_{trainer.global_step:08d}", calibrate)
 
     def on_test_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Draws in test."""
+        """Draw in test."""
         if batch_idx == 0 and dataloader_idx == 0:
-            self._draw(trainer, pl_module, "test", f"{self.label}_test.png")
+            self._draw(trainer, pl_module, "test", "test")
 
-    def _draw(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage, file_name: str) -> None:
+    def _draw(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage, what: str, calibrate: bool = True
+    ) -> None:
         data = getattr(trainer, "datamodule", None)
         if data is None:
             self.warn_once("the trainer has no data module, so nothing is drawn.")
             return
-        calibrate = getattr(pl_module, "calibrate", None)
-        if callable(calibrate):
-            calibrate()
-        if not trainer.is_global_zero:
+        calibration = getattr(pl_module, "calibrate", None) if calibrate else None
+        if callable(calibration):
+            calibration()
+        if not trainer.is_global_zero or not is_recorded(trainer):
             return
         try:
             with undisturbed(pl_module), torch.no_grad():
@@ -127,8 +131,8 @@ class ScheduledFigure(WarnsOnce):
         if figure is None:
             self.warn_once(f"no figure at step {trainer.global_step}: {reason}", key="not drawn")
             return
-        path: Path = run_directory(trainer) / "figures" / file_name
-        publish_figure(trainer, figure, f"{self.label}/{stage}", path, trainer.global_step)
+        name = self.name(trainer)
+        publish_figure(trainer, figure, f"{name}/{stage}", f"{name}_{what}.png", trainer.global_step)
 
 
 def density_on_window(pl_module: Any, data: Any, size: int) -> tuple[list[Array], Array, Array | None]:

@@ -20,31 +20,25 @@ class ContinuedTable:
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = tuple(columns)
-        self._trimmed = False
 
-    def restart(self) -> None:
-        """Looks again, at the next rows, at what the file holds: a training begins."""
-        self._trimmed = False
-
-    def write(self, path: Path, rows: Sequence[dict[str, Any]], step: int) -> None:
-        """Adds rows; numbers that are left out become empty cells.
+    def write(self, folder: Path | None, file_name: str, rows: Sequence[dict[str, Any]], step: int) -> None:
+        """Add rows; numbers that are left out become empty cells.
 
         Args:
-            path: of the file.
+            folder: of the file; None writes nothing.
+            file_name: in it.
             rows: with ``step`` in each.
             step: optimizer step of all of them.
         """
-        if not self._trimmed:
-            # Rows of this step or later are of a run that this one starts anew or resumes at an earlier step.
-            kept = [row for row in self._read(path) if int(row["step"]) < step]
-            with whole_file(path) as temporary, temporary.open("w", newline="") as file:
-                writer = csv.DictWriter(file, self.columns, restval="")
-                writer.writeheader()
-                writer.writerows([*kept, *rows])
-            self._trimmed = True
+        if folder is None:
             return
-        with path.open("a", newline="") as file:
-            csv.DictWriter(file, self.columns, restval="").writerows(rows)
+        path = folder / file_name
+        # Rows of this step or later are of a run that this one starts anew or resumes at an earlier step.
+        kept = [row for row in self._read(path) if int(row["step"]) < step]
+        with whole_file(path) as temporary, temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns, restval="")
+            writer.writeheader()
+            writer.writerows([*kept, *rows])
 
     def _read(self, path: Path) -> list[dict[str, str]]:
         if not path.exists():
@@ -55,9 +49,9 @@ class ContinuedTable:
 
 
 class ProbingCallback(PeriodicCallback):
-    """Looks with probe batches of the data module, apart from the training stream, and keeps a table.
+    """A look with probe batches of the data module, apart from the training stream, kept in a table.
 
-    Subclass requirements: ``look``, and those of ``PeriodicCallback``.
+    Subclass requirements: those of ``PeriodicCallback``.
 
     Args:
         every_n_steps: optimizer steps from one look to the next.
@@ -77,13 +71,8 @@ class ProbingCallback(PeriodicCallback):
         self.seed = seed
         self.table = ContinuedTable(columns)
 
-    @property
-    def state_key(self) -> str:
-        """Tells two instances with different settings apart in a checkpoint."""
-        return self._generate_state_key(every_n_steps=self.every_n_steps, num_batches=self.num_batches, seed=self.seed)
-
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuses to start without a source of probe batches.
+        """Refuse to start without a source of probe batches.
 
         Raises:
             ValueError: the data module has no ``probe_batches``.
@@ -96,8 +85,3 @@ class ProbingCallback(PeriodicCallback):
                 f"{'none' if data is None else type(data).__name__}; derive the data module from "
                 "lightning_lift.datamodules.DensityDataModule, or leave this callback out."
             )
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts counting, and a file that continues the run it resumes."""
-        super().on_train_start(trainer, pl_module)
-        self.table.restart()

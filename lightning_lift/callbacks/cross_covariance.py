@@ -12,7 +12,6 @@ from lightning_lift.callbacks.periodic import check_count
 from lightning_lift.diagnostics.cross_covariance import CrossCovarianceResult, Reading
 from lightning_lift.diagnostics.probe import probe_cross_covariance
 
-_FILE = "cross_covariance.csv"
 COLUMNS = ("step", "reading", "status", *Reading.__dataclass_fields__)
 
 
@@ -37,22 +36,14 @@ class CrossCovariance(ProbingCallback):
         ValueError: an argument out of range.
     """
 
+    label = "cross_covariance"
+
     def __init__(
         self, every_n_steps: int = 1000, num_batches: int = 64, num_permutations: int = 200, seed: int = 0
     ) -> None:
         super().__init__(every_n_steps, num_batches, seed, COLUMNS)
         check_count("num_permutations", num_permutations)
         self.num_permutations = num_permutations
-
-    @property
-    def state_key(self) -> str:
-        """Tells two instances with different settings apart in a checkpoint."""
-        return self._generate_state_key(
-            every_n_steps=self.every_n_steps,
-            num_batches=self.num_batches,
-            num_permutations=self.num_permutations,
-            seed=self.seed,
-        )
 
     def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
         """Probes the model and writes both readings."""
@@ -73,8 +64,8 @@ class CrossCovariance(ProbingCallback):
             )
         rows = reading_rows(result, step)
         for row in rows:
-            log_scalars(trainer, reading_scalars(row, "cross_covariance"), step)
-        self.table.write(run_directory(trainer) / _FILE, rows, step)
+            log_scalars(trainer, reading_scalars(row, self.name(trainer)), step)
+        self.table.write(run_directory(trainer), f"{self.name(trainer)}.csv", rows, step)
 
 
 def reading_rows(result: CrossCovarianceResult, step: int) -> list[dict[str, Any]]:

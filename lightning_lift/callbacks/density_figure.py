@@ -32,7 +32,7 @@ class DensityFigure(ScheduledFigure):
 
     Args:
         every_n_steps: optimizer steps between figures; one is drawn in the first validation that is at least so many
-            steps after the one before. Every test has one.
+            steps after the one before. The end of a fit and every test have one.
 
     Raises:
         ValueError: fewer than one step.
@@ -46,7 +46,7 @@ class DensityFigure(ScheduledFigure):
     def figure(
         self, trainer: L.Trainer, pl_module: L.LightningModule, data: Any, stage: Stage
     ) -> tuple[Figure | None, str]:
-        """Draws, or says why not.
+        """Draw, or say why not.
 
         Args:
             trainer: the trainer.

@@ -39,7 +39,7 @@ class FlowFigure(ScheduledFigure):
 
     Args:
         every_n_steps: optimizer steps between figures; one is drawn in the first validation that is at least so many
-            steps after the one before. Every test has one.
+            steps after the one before. The end of a fit and every test have one.
         num_samples: draws of the model.
 
     Raises:
@@ -56,7 +56,7 @@ class FlowFigure(ScheduledFigure):
     def figure(
         self, trainer: L.Trainer, pl_module: L.LightningModule, data: Any, stage: Stage
     ) -> tuple[Figure | None, str]:
-        """Draws, or says why not.
+        """Draw, or say why not.
 
         Args:
             trainer: the trainer.

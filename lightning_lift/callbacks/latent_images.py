@@ -49,7 +49,7 @@ class LatentImages(ScheduledFigure):
 
     Args:
         every_n_steps: optimizer steps between figures; one is drawn in the first validation that is at least so many
-            steps after the one before. Every test has one.
+            steps after the one before. The end of a fit and every test have one.
         num_images: draws of the model, and about as many held-out images and reconstructions together.
         seed: of the draws.
 
@@ -67,7 +67,7 @@ class LatentImages(ScheduledFigure):
     def figure(
         self, trainer: L.Trainer, pl_module: L.LightningModule, data: Any, stage: Stage
     ) -> tuple[Figure | None, str]:
-        """Draws, or says why not.
+        """Draw, or say why not.
 
         Args:
             trainer: the trainer.

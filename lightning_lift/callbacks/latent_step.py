@@ -11,12 +11,7 @@ from lightning_lift.callbacks.periodic import PeriodicCallback
 from lightning_lift.diagnostics.latent_step import latent_of, latent_step
 from lightning_lift.parameterizations.base import Parameterization
 
-_TAGS = {
-    "rms": "latent/step",
-    "max": "latent/step_max",
-    "rms_per_rate": "latent/step_per_rate",
-    "max_per_rate": "latent/step_max_per_rate",
-}
+_TAGS = {"rms": "step", "max": "step_max", "rms_per_rate": "step_per_rate", "max_per_rate": "step_max_per_rate"}
 
 
 class LatentStep(PeriodicCallback):
@@ -34,6 +29,8 @@ class LatentStep(PeriodicCallback):
     Raises:
         ValueError: fewer than one.
     """
+
+    label = "latent"
 
     def __init__(self, every_n_steps: int = 100) -> None:
         super().__init__(every_n_steps)
@@ -74,7 +71,7 @@ class LatentStep(PeriodicCallback):
         if not bool(after.isfinite().all()):
             self.warn_once(f"the latent is not finite at step {step}: the model has diverged.", key="diverged")
             return
-        log_scalars(trainer, {_TAGS[name]: size for name, size in sizes.items()}, step)
+        log_scalars(trainer, {f"{self.name(trainer)}/{_TAGS[kind]}": size for kind, size in sizes.items()}, step)
 
 
 def learning_rate_of(trainer: L.Trainer, pl_module: L.LightningModule) -> float | None:

@@ -9,12 +9,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_lift.callbacks._logging import log_scalars, tensorboard_loggers
-from lightning_lift.callbacks.periodic import WarnsOnce, check_count
+from lightning_lift.callbacks.periodic import ReportingCallback, check_count
 from lightning_lift.rescaling.report import RescalingReport
 from lightning_lift.rescaling.whole_module import ModuleRescaling, rescale_module_, transport_states_
 
 
-class PathConditioning(WarnsOnce):
+class PathConditioning(ReportingCallback):
     """Rescales the hidden units of a ReLU network before its first training step, and again every so many epochs.
 
     The function that the module's ``forward`` computes stays as it is; gradient descent takes another path (Lebeurrier,
@@ -44,6 +44,8 @@ class PathConditioning(WarnsOnce):
         ValueError: an argument out of range.
     """
 
+    label = "rescaling"
+
     def __init__(
         self,
         method: Literal["pathcond", "enorm"] = "pathcond",
@@ -69,11 +71,6 @@ class PathConditioning(WarnsOnce):
         self._resumed = False
         self._due = False
         self._last_epoch = -1
-
-    @property
-    def state_key(self) -> str:
-        """Tells two instances with different settings apart in a checkpoint."""
-        return self._generate_state_key(method=self.method, every_n_epochs=self.every_n_epochs)
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch of the last rescaling."""
@@ -167,10 +164,10 @@ class PathConditioning(WarnsOnce):
             "sweeps": float(report.sweeps),
             "seconds": report.seconds["total"],
         }
-        log_scalars(trainer, {f"rescaling/{name}": value for name, value in values.items()}, step)
+        log_scalars(trainer, {f"{self.name(trainer)}/{key}": value for key, value in values.items()}, step)
         if report.num_units:
             for logger in tensorboard_loggers(trainer):
-                logger.experiment.add_histogram("rescaling/log_scales", report.log_scales.numpy(), step)
+                logger.experiment.add_histogram(f"{self.name(trainer)}/log_scales", report.log_scales.numpy(), step)
 
 
 def _averages(trainer: L.Trainer) -> bool:

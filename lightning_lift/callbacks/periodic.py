@@ -1,5 +1,7 @@
 """The base of callbacks that look at the model every so many optimizer steps."""
 
+import inspect
+import itertools
 from abc import abstractmethod
 from typing import Any
 
@@ -13,7 +15,7 @@ from lightning_lift.parameterizations.base import Parameterization
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:
-    """Refuses a count that is no integer or too small.
+    """Refuse a count that is no integer or too small.
 
     Args:
         name: of the argument.
@@ -21,20 +23,58 @@ def check_count(name: str, value: int, least: int = 1) -> None:
         least: smallest value allowed.
 
     Raises:
-        ValueError: as said.
+        ValueError: it is neither an integer nor large enough.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name}={value!r}: give an integer of at least {least}.")
 
 
-class WarnsOnce(L.Callback):
-    """A callback that says each thing once, on rank 0, instead of failing the run."""
+class ReportingCallback(L.Callback):
+    """A callback that reports under a name of its own, and says once what it cannot do instead of failing the run.
+
+    Two instances of one kind, with different settings, are told apart in checkpoints by all their settings, and in tags
+    and file names by a number: the second one in the trainer's list writes ``density_2`` where the first has
+    ``density``.
+
+    Subclass requirements: ``label``, the first part of tags and file names; constructor arguments are kept as
+    attributes of their own names.
+    """
+
+    label = ""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
+    @property
+    def state_key(self) -> str:
+        """The kind with all its settings."""
+        return self._generate_state_key(**self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        names = list(inspect.signature(type(self).__init__).parameters)[1:]
+        return {name: getattr(self, name, None) for name in names}
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Find the state that version 0.1 stored under some of the settings alone."""
+        states, settings = checkpoint["callbacks"], self._settings().items()
+        for some in itertools.chain(*(itertools.combinations(settings, count) for count in range(len(settings)))):
+            key = self._generate_state_key(**dict(some))
+            if key in states:
+                states.setdefault(self.state_key, states[key])
+
+    def name(self, trainer: L.Trainer, label: str | None = None) -> str:
+        """The label, with ``_2``, ``_3``, ... behind it where callbacks of this label stand before in the list.
+
+        Args:
+            trainer: whose list of callbacks it is.
+            label: another one in place of ``label``.
+        """
+        before = itertools.takewhile(lambda other: other is not self, trainer.callbacks)  # type: ignore[attr-defined]
+        twins = sum(isinstance(other, ReportingCallback) and other.label == self.label for other in before)
+        return (label or self.label) + (f"_{twins + 1}" if twins else "")
+
     def warn_once(self, message: str, key: str | None = None) -> None:
-        """Warns, unless something was said under this key before.
+        """Warn, unless something was said under this key before.
 
         Args:
             message: what and why, and what to do.
@@ -46,14 +86,14 @@ class WarnsOnce(L.Callback):
             rank_zero_warn(f"{type(self).__name__}: {message}")
 
 
-class PeriodicCallback(WarnsOnce):
-    """Looks at the model each time that the optimizer has made another ``every_n_steps`` steps.
+class PeriodicCallback(ReportingCallback):
+    """A look at the model each time that the optimizer has made another ``every_n_steps`` steps.
 
     A look changes nothing in training: the global random state, buffers and the train or eval mode are put back. It
     happens on every rank, because a lift pools over the ranks; what is written is written by rank 0.
 
-    Subclass requirements: ``look(trainer, pl_module, batch, step)``, which raises nothing for a diverged model.
-    ``looks_at_start`` asks for a look before the first step too.
+    Subclass requirements: ``label``, and ``look(trainer, pl_module, batch, step)``, which raises nothing for a diverged
+    model. ``looks_at_start`` asks for a look before the first step too.
 
     Args:
         every_n_steps: optimizer steps from one look to the next.
@@ -71,14 +111,9 @@ class PeriodicCallback(WarnsOnce):
         self._last_step = 0
         self._active = False
 
-    @property
-    def state_key(self) -> str:
-        """Tells two instances with different settings apart in a checkpoint."""
-        return self._generate_state_key(every_n_steps=self.every_n_steps)
-
     @abstractmethod
     def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
-        """Measures and writes.
+        """Measure and write.
 
         Args:
             trainer: the trainer.
@@ -88,19 +123,19 @@ class PeriodicCallback(WarnsOnce):
         """
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Stays idle, and says so, where the model has no nonnegative weights to look at."""
+        """Stay idle, and say so, where the model has no nonnegative weights to look at."""
         self._active = isinstance(getattr(pl_module, "parameterization", None), Parameterization)
         if stage == "fit" and not self._active:
             self.warn_once(f"{type(pl_module).__name__} has no parameterization, so there is nothing to look at.")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts counting: the look that belongs to the step of a checkpoint was made before it was written."""
+        """Start counting: the look that belongs to the step of a checkpoint was made before it was written."""
         self._last_step = trainer.global_step if trainer.global_step else -1
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Looks before the first step."""
+        """Look before the first step."""
         if self._active and self._last_step < 0:
             self._last_step = 0
             if self.looks_at_start:
@@ -109,7 +144,7 @@ class PeriodicCallback(WarnsOnce):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Looks when a multiple of ``every_n_steps`` was reached or passed (some tasks make several steps a batch)."""
+        """Look when a multiple of ``every_n_steps`` was reached or passed (some tasks make several steps a batch)."""
         step = trainer.global_step
         if self._active and step // self.every_n_steps > self._last_step // self.every_n_steps:
             self._last_step = step

@@ -9,8 +9,10 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 from rich.table import Table
+from torch.utils.tensorboard.summary import hparams
 
 from lightning_lift import __version__
 from lightning_lift.callbacks._logging import run_directory, tensorboard_loggers
@@ -18,12 +20,14 @@ from lightning_lift.files import whole_file
 
 
 class RunSummary(L.Callback):
-    """Prints the final metrics and where everything is, and writes the same as ``metrics.json``.
+    """The final metrics and where everything is, on screen and as ``metrics.json``.
 
     The file lies in the run's directory and has ``metrics`` (the last value of each: ``val/...`` after fit,
-    ``test/...`` after test), ``checkpoints``, ``figures``, what was trained on what, versions, steps and seconds. A
-    test after a fit in the same process adds to the file of the fit. With test metrics the hyperparameters and those
-    metrics are written for TensorBoard's HPARAMS tab.
+    ``test/...`` after test), ``checkpoints`` (``best`` by the monitored metric, ``best <metric>`` of further ones, and
+    ``last``) with ``checkpoint_steps``, the optimizer step of each, ``figures``, what was trained on what, versions,
+    steps and seconds. A test after a fit in the same process adds to the file of the fit. Hyperparameters and final
+    metrics appear in TensorBoard's HPARAMS tab, after a fit as after a test. Without a logger, and in a development run
+    (``fast_dev_run``), nothing is written.
 
     Args:
         print_table: whether to print the table.
@@ -34,39 +38,31 @@ class RunSummary(L.Callback):
         self._started: dict[str, float] = {}
         self._record: dict[str, Any] = {}
 
-    @property
-    def state_key(self) -> str:
-        """One summary a run."""
-        return self._generate_state_key(print_table=self.print_table)
-
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts the clock, and a new record."""
+        """Start the clock, and a new record."""
         self._record = {}
         self._started["fit"] = time.monotonic()
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts the clock."""
+        """Start the clock."""
         self._started["test"] = time.monotonic()
 
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes and prints what is known after fit."""
-        self._finish(trainer, pl_module, "fit")
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Write and print what is known after fit: here, so that every callback has drawn its last figure."""
+        if stage == "fit" and trainer.is_global_zero:
+            self._finish(trainer, pl_module, stage)
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes and prints the test metrics, and fills the HPARAMS tab."""
-        metrics = self._finish(trainer, pl_module, "test")
-        if metrics and trainer.is_global_zero:
-            data = getattr(trainer, "datamodule", None)
-            settings = {**dict(pl_module.hparams), **dict(getattr(data, "hparams", {}))}
-            for logger in tensorboard_loggers(trainer):
-                logger.log_hyperparams(settings, metrics)
+        """Write and print the test metrics."""
+        if trainer.is_global_zero:
+            self._finish(trainer, pl_module, "test")
 
-    def _finish(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> dict[str, float]:
+    def _finish(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if getattr(trainer, "fast_dev_run", False):
+            return
         prefix = "val/" if stage == "fit" else "test/"
         metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith((prefix, "train/"))}
-        if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
-            return metrics
-        directory = run_directory(trainer)
+        directory, data = run_directory(trainer), getattr(trainer, "datamodule", None)
         seconds = time.monotonic() - self._started.get(stage, time.monotonic())
         record = self._record
         record.setdefault("metrics", {}).update(metrics)
@@ -75,22 +71,26 @@ class RunSummary(L.Callback):
             "model": type(pl_module).__name__,
             "parameterization": type(getattr(pl_module, "parameterization", None)).__name__,
             "parameters": sum(p.numel() for p in pl_module.parameters() if p.requires_grad),
-            "data": getattr(getattr(trainer, "datamodule", None), "name", None),
+            "data": getattr(data, "name", None),
             "versions": {"lightning_lift": __version__, "torch": torch.__version__, "lightning": L.__version__},
         }
         if stage == "fit":
             record["steps"] = trainer.global_step
-            record["checkpoints"] = _checkpoints(trainer)
+            record["checkpoints"], record["checkpoint_steps"] = _checkpoints(trainer)
         elif trainer.ckpt_path is not None:
             record["tested_checkpoint"] = str(trainer.ckpt_path)
-        record["figures"] = sorted(str(path) for path in (directory / "figures").glob("*.png"))
-        with whole_file(directory / "metrics.json") as temporary:
-            temporary.write_text(json.dumps(_standard(record), indent=2) + "\n")
+        settings = dict(pl_module.hparams) | dict(getattr(data, "hparams", {}))
+        for logger in tensorboard_loggers(trainer):
+            _fill_hparams_tab(logger, settings, record["metrics"], stage == "test")
+        record["figures"] = []
+        if directory is not None:
+            record["figures"] = sorted(str(path) for path in (directory / "figures").glob("*.png"))
+            with whole_file(directory / "metrics.json") as temporary:
+                temporary.write_text(json.dumps(_standard(record), indent=2) + "\n")
         if self.print_table:
             Console().print(self._table(stage, metrics, directory, seconds))
-        return metrics
 
-    def _table(self, stage: str, metrics: dict[str, float], directory: Path, seconds: float) -> Table:
+    def _table(self, stage: str, metrics: dict[str, float], directory: Path | None, seconds: float) -> Table:
         record = self._record
         title = f"{stage}: {record['model']} ({record['parameterization']}) on {record['data']}, {seconds:.1f} s"
         table = Table(title=title, title_justify="left", show_header=False)
@@ -99,25 +99,66 @@ class RunSummary(L.Callback):
         for name, value in sorted(metrics.items()):
             table.add_row(name, f"{value:.6g}")
         table.add_section()
-        table.add_row("logs", str(directory))
-        table.add_row("metrics", str(directory / "metrics.json"))
+        if directory is not None:
+            table.add_row("logs", str(directory))
+            table.add_row("metrics", str(directory / "metrics.json"))
         for name, path in record.get("checkpoints", {}).items():
-            table.add_row(f"{name} checkpoint", path)
+            step = record["checkpoint_steps"].get(name)
+            table.add_row(f"{name} checkpoint", path if step is None else f"{path} (step {step})")
         if stage == "test" and "tested_checkpoint" in record:
             table.add_row("tested checkpoint", record["tested_checkpoint"])
-        if record["figures"]:
+        if directory is not None and record["figures"]:
             table.add_row("figures", f"{directory / 'figures'} ({len(record['figures'])})")
         return table
 
 
-def _checkpoints(trainer: L.Trainer) -> dict[str, str]:
-    found = {}
+def _checkpoints(trainer: L.Trainer) -> tuple[dict[str, str], dict[str, int]]:
+    """The files of best and last, and their steps."""
+    best: dict[str, str] = {}
+    late: list[str] = []
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, ModelCheckpoint):
-            for name, path in (("best", callback.best_model_path), ("last", callback.last_model_path)):
-                if path:
-                    found[name] = path
-    return found
+            late.append(callback.last_model_path)
+            if callback.monitor is None:
+                late.append(callback.best_model_path)
+            elif callback.best_model_path:
+                best[f"best {callback.monitor}" if best else "best"] = callback.best_model_path
+    steps = {path: step for path in {*best.values(), *late} if path and (step := _step_of(path)) is not None}
+    last = max((path for path in late if path), key=lambda path: steps.get(path, -1), default=None)
+    found = best if last is None else best | {"last": last}
+    return found, {name: steps[path] for name, path in found.items() if path in steps}
+
+
+def _step_of(path: str) -> int | None:
+    """The optimizer step of a checkpoint; None where it is no local file."""
+    if not Path(path).is_file():
+        return None
+    return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["global_step"])
+
+
+def _fill_hparams_tab(
+    logger: TensorBoardLogger, settings: dict[str, Any], metrics: dict[str, float], with_columns: bool
+) -> None:
+    """Make a run a session of the HPARAMS tab, whose columns are the metrics of the first run that names them.
+
+    A fit does not name them (the tab then offers every scalar): a test may follow in the same run, and TensorBoard
+    takes the first names that it finds.
+    """
+    columns, start, end = hparams(_flat(settings), metrics)
+    writer = logger.experiment._get_file_writer()
+    for part in ([columns] if with_columns else []) + [start, end]:
+        writer.add_summary(part)
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, bool | float | str]:
+    """Nested settings by their paths, ``network/init_args/widths``, as TensorBoard takes them."""
+    flat: dict[str, bool | float | str] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}/")
+        else:
+            flat[f"{prefix}{key}"] = value if isinstance(value, bool | int | float | str) else str(value)
+    return flat
 
 
 def _standard(value: Any) -> Any:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from lightning_lift.callbacks._scheduled_figure import held_out_rows
-from lightning_lift.callbacks.periodic import WarnsOnce, check_count
+from lightning_lift.callbacks.periodic import ReportingCallback, check_count
 from lightning_lift.diagnostics.probe import undisturbed
 from lightning_lift.metrics.two_sample import energy_distance, maximum_mean_discrepancy
 
 
-class SampleDistance(WarnsOnce):
+class SampleDistance(ReportingCallback):
     """Compares samples of the model with test rows: unlike a likelihood, it needs no log-partition.
 
     Logged in test, in training units: ``test/energy_distance`` and ``test/mmd`` (squared, Gaussian kernel of the
@@ -29,15 +29,12 @@ class SampleDistance(WarnsOnce):
         ValueError: fewer than four.
     """
 
+    label = "sample_distance"
+
     def __init__(self, num_samples: int = 2000) -> None:
         super().__init__()
         check_count("num_samples", num_samples, least=4)
         self.num_samples = num_samples
-
-    @property
-    def state_key(self) -> str:
-        """Tells two instances with different settings apart in a checkpoint."""
-        return self._generate_state_key(num_samples=self.num_samples)
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Draws, compares and logs."""
@@ -60,7 +57,7 @@ class SampleDistance(WarnsOnce):
             self.warn_once(f"samples were not compared: {error}", key="failed")
             return
         for name, value in figures.items():
-            pl_module.log(f"test/{name}", value, rank_zero_only=True)
+            pl_module.log(self.name(trainer, f"test/{name}"), value, rank_zero_only=True)
 
     def _compare(self, pl_module: Any, data: Any) -> dict[str, float]:
         own_units = getattr(pl_module, "own_units", lambda rows: rows)

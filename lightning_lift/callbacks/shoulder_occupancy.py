@@ -34,6 +34,7 @@ class ShoulderOccupancy(PeriodicCallback):
         ValueError: an argument out of range.
     """
 
+    label = "shoulder"
     looks_at_start = True
 
     def __init__(self, every_n_steps: int = 100, slope: float = SHOULDER_SLOPE) -> None:
@@ -42,11 +43,6 @@ class ShoulderOccupancy(PeriodicCallback):
             raise ValueError(f"slope={slope}: the shoulder's slope must be finite and positive (default 0.05).")
         self.slope = slope
         self._previous: Tensor | None = None
-
-    @property
-    def state_key(self) -> str:
-        """Tells two instances with different settings apart in a checkpoint."""
-        return self._generate_state_key(every_n_steps=self.every_n_steps, slope=self.slope)
 
     def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
         """Logs occupancy and what has moved since the last look."""
@@ -59,7 +55,8 @@ class ShoulderOccupancy(PeriodicCallback):
         parameterization = pl_module.parameterization
         assert isinstance(parameterization, Parameterization)
         is_projected = parameterization.readout is None
-        group, total = ("zeros", "zeros/fraction") if is_projected else ("shoulder", "shoulder/occupancy")
+        group = self.name(trainer, "zeros" if is_projected else None)
+        total = f"{group}/fraction" if is_projected else f"{group}/occupancy"
         mask = inside_mask(parameterization, latent, self.slope).cpu()
         values = {total: occupancy(mask)}
         parts = occupancy_by_tensor(mask, parameterization.shapes)

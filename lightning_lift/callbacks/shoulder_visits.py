@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_lift.callbacks._logging import log_scalars, publish_figure, run_directory
+from lightning_lift.callbacks._logging import is_recorded, log_scalars, publish_figure, run_directory
 from lightning_lift.callbacks._visits_plot import VisitsPicture, visits_figure
 from lightning_lift.callbacks.periodic import PeriodicCallback, check_count, latent_now
 from lightning_lift.diagnostics.shoulder import SHOULDER_SLOPE, inside_mask, parameterization_floor, shoulder_threshold
@@ -46,6 +46,7 @@ class ShoulderVisits(PeriodicCallback):
         ValueError: an argument out of range.
     """
 
+    label = "shoulder_visits"
     looks_at_start = True
 
     def __init__(
@@ -82,22 +83,11 @@ class ShoulderVisits(PeriodicCallback):
         self._latents: list[Tensor] = []
         self._reported = 0
 
-    @property
-    def state_key(self) -> str:
-        """Tells two instances with different settings apart in a checkpoint."""
-        return self._generate_state_key(
-            every_n_steps=self.every_n_steps,
-            slope=self.slope,
-            num_trajectories=self.num_trajectories,
-            coordinates=self.coordinates,
-            seed=self.seed,
-        )
-
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuses coordinates that the model does not have.
+        """Refuse coordinates that the model does not have.
 
         Raises:
-            ValueError: as said.
+            ValueError: one of them is not below the number of constrained weights.
         """
         super().setup(trainer, pl_module, stage)
         if self._active and self.coordinates:
@@ -149,7 +139,7 @@ class ShoulderVisits(PeriodicCallback):
     def _report(self, trainer: L.Trainer, parameterization: Parameterization) -> None:
         step = self._reported = self._steps[-1]
         summary = self.counter.summary(self.absorbed_after)
-        group = "zero_visits" if parameterization.readout is None else "shoulder_visits"
+        group = self.name(trainer, "zero_visits" if parameterization.readout is None else None)
         log_scalars(trainer, {f"{group}/{name}": value for name, value in summary.scalars().items()}, step)
         picture = VisitsPicture(
             steps=np.array(self._steps, dtype=float),
@@ -161,8 +151,10 @@ class ShoulderVisits(PeriodicCallback):
             what="at the floor" if parameterization.readout is None else "on the shoulder",
         )
         folder = run_directory(trainer)
-        _write(folder / f"{group}.npz", picture, summary)
-        publish_figure(trainer, visits_figure(picture), group, folder / "figures" / f"{group}.png", step)
+        if folder is not None:
+            _write(folder / f"{group}.npz", picture, summary)
+        if is_recorded(trainer):
+            publish_figure(trainer, visits_figure(picture), group, f"{group}.png", step)
 
     def _threshold(self, parameterization: Parameterization) -> float | None:
         if parameterization.readout is None:

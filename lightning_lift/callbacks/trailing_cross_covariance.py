@@ -11,8 +11,6 @@ from lightning_lift.callbacks.cross_covariance import COLUMNS, reading_rows, rea
 from lightning_lift.callbacks.periodic import PeriodicCallback, check_count
 from lightning_lift.diagnostics.trailing_window import TrailingWindow
 
-_FILE = "trailing_cross_covariance.csv"
-
 
 class TrailingCrossCovariance(PeriodicCallback):
     """Reads Sigma = cov(latent, g) over the last ``window`` training steps, without probe batches.
@@ -36,6 +34,8 @@ class TrailingCrossCovariance(PeriodicCallback):
         ValueError: an argument out of range.
     """
 
+    label = "trailing_cross_covariance"
+
     def __init__(
         self,
         every_n_steps: int = 1000,
@@ -55,21 +55,9 @@ class TrailingCrossCovariance(PeriodicCallback):
         self.rows = TrailingWindow()
         self.table = ContinuedTable(COLUMNS)
 
-    @property
-    def state_key(self) -> str:
-        """Tells two instances with different settings apart in a checkpoint."""
-        return self._generate_state_key(
-            every_n_steps=self.every_n_steps,
-            window=self.window,
-            detrend=self.detrend,
-            num_permutations=self.num_permutations,
-            seed=self.seed,
-        )
-
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts counting; a training from step 0 has no rows before it."""
         super().on_train_start(trainer, pl_module)
-        self.table.restart()
         if trainer.global_step == 0:
             self.rows.clear()
 
@@ -102,8 +90,8 @@ class TrailingCrossCovariance(PeriodicCallback):
             return
         rows = reading_rows(result, step)
         for row in rows:
-            log_scalars(trainer, reading_scalars(row, "trailing_cross_covariance"), step)
-        self.table.write(run_directory(trainer) / _FILE, rows, step)
+            log_scalars(trainer, reading_scalars(row, self.name(trainer)), step)
+        self.table.write(run_directory(trainer), f"{self.name(trainer)}.csv", rows, step)
 
     def state_dict(self) -> dict[str, Any]:
         """The rows of a window that is not yet read."""

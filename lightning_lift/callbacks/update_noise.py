@@ -7,7 +7,6 @@ from lightning_lift.callbacks._logging import log_scalars, run_directory
 from lightning_lift.callbacks._table import ProbingCallback
 from lightning_lift.diagnostics.update_noise import NoiseReading, update_noise
 
-_FILE = "update_noise.csv"
 _COLUMNS = ("step", *NoiseReading.__dataclass_fields__)
 
 
@@ -33,21 +32,13 @@ class UpdateNoise(ProbingCallback):
         ValueError: an argument out of range.
     """
 
+    label = "update_noise"
+
     def __init__(
         self, every_n_steps: int = 1000, num_batches: int = 64, with_trace: bool = False, seed: int = 0
     ) -> None:
         super().__init__(every_n_steps, num_batches, seed, _COLUMNS)
         self.with_trace = with_trace
-
-    @property
-    def state_key(self) -> str:
-        """Tells two instances with different settings apart in a checkpoint."""
-        return self._generate_state_key(
-            every_n_steps=self.every_n_steps,
-            num_batches=self.num_batches,
-            with_trace=self.with_trace,
-            seed=self.seed,
-        )
 
     def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
         """Probes the model and writes the parts."""
@@ -60,8 +51,9 @@ class UpdateNoise(ProbingCallback):
             return
         if not trainer.is_global_zero:
             return
+        name = self.name(trainer)
         rows = [{"step": step} | reading.as_dict() for reading in readings]
         for reading in readings:
             numbers = {key: value for key, value in reading.as_dict().items() if isinstance(value, float)}
-            log_scalars(trainer, {f"update_noise/{reading.direction}/{k}": v for k, v in numbers.items()}, step)
-        self.table.write(run_directory(trainer) / _FILE, rows, step)
+            log_scalars(trainer, {f"{name}/{reading.direction}/{k}": v for k, v in numbers.items()}, step)
+        self.table.write(run_directory(trainer), f"{name}.csv", rows, step)

@@ -18,6 +18,7 @@ class WeightHistograms(PeriodicCallback):
         ValueError: fewer than one step.
     """
 
+    label = "weights"
     looks_at_start = True
 
     def __init__(self, every_n_steps: int = 500) -> None:
@@ -36,9 +37,9 @@ class WeightHistograms(PeriodicCallback):
         parameterization = pl_module.parameterization
         assert isinstance(parameterization, Parameterization)
         readout = parameterization.readout
-        groups = {"weights": latent if readout is None else readout.value(latent)}
+        groups = {self.name(trainer): latent if readout is None else readout.value(latent)}
         if readout is not None:
-            groups["latent"] = latent
+            groups[self.name(trainer, "latent")] = latent
         for group, flat in groups.items():
             for name, tensor in parameterization.split(flat).items():
                 values = tensor.detach().float().cpu().numpy()

@@ -6,7 +6,6 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from torch import Tensor
@@ -32,18 +31,17 @@ class Pictures(DensityFigure):
 
 
 def test_one_column_with_a_known_truth(tmp_path: Path) -> None:
-    callback = Pictures(20)
+    callback = Pictures()
     model, data = small_model(), small_data(loc=5.0, scale=2.0)
     loggers = [TensorBoardLogger(tmp_path, "logs", "a"), TensorBoardLogger(tmp_path, "logs", "b")]
-    trainer = make_trainer(tmp_path, [callback], loggers, max_steps=40)
+    trainer = make_trainer(tmp_path, [callback], loggers, max_steps=10)
     trainer.fit(model, data)
     trainer.test(model, data, verbose=False)
     names = sorted(path.name for path in (tmp_path / "logs" / "a" / "figures").iterdir())
-    # Validations at 10, 20, 30, 40 steps: the first one, and then each 20 steps; nothing from the sanity check.
-    assert names == ["density_step_00000010.png", "density_step_00000030.png", "density_test.png"]
+    assert names == ["density_step_00000010.png", "density_test.png"]
     for version in ("a", "b"):
         log = events(tmp_path / "logs" / version)
-        assert [e.step for e in log.Images("density/val")] == [10, 30]
+        assert [e.step for e in log.Images("density/val")] == [10]
         assert len(log.Images("density/test")) == 1
     picture = callback.pictures[-1]
     (x,) = picture.axes
@@ -112,33 +110,6 @@ def test_more_columns_are_said_once_and_not_drawn(tmp_path: Path) -> None:
         make_trainer(tmp_path, [DensityFigure(1)], max_steps=20).fit(Three(), data)
     assert len([w for w in caught if "3 columns" in str(w.message)]) == 1
     assert not list(tmp_path.rglob("*.png"))
-
-
-def test_the_figure_shows_the_averaged_weights_that_are_validated(tmp_path: Path) -> None:
-    class Seen(L.Callback):
-        weights: Tensor
-
-        def on_validation_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-            if not trainer.sanity_checking:
-                with torch.no_grad():
-                    pl_module.parameterization.eval()
-                    Seen.weights = pl_module.log_prob(torch.zeros(1, 1)).clone()
-
-    for averaging_first in (True, False):
-        callback, average = Pictures(1), EMAWeightAveraging(decay=0.5)
-        callbacks = [average, callback] if averaging_first else [callback, average]
-        make_trainer(tmp_path, [*callbacks, Seen()], max_steps=10).fit(small_model(lr=0.1), small_data())
-        (x,) = callback.pictures[-1].axes
-        shown = np.interp(0.0, x, callback.pictures[-1].model)
-        assert shown == pytest.approx(Seen.weights.exp().item(), rel=1e-4)
-
-
-def test_validate_alone_has_a_name_of_its_own(tmp_path: Path) -> None:
-    model, data = small_model(), small_data()
-    trainer = make_trainer(tmp_path, [DensityFigure()], max_steps=10, limit_val_batches=0)
-    trainer.fit(model, data)
-    make_trainer(tmp_path, [DensityFigure()]).validate(model, data, verbose=False)
-    assert [path.name for path in tmp_path.rglob("*.png")] == ["density_val.png"]
 
 
 def test_a_diverged_model_gives_one_warning_and_no_file(tmp_path: Path) -> None:

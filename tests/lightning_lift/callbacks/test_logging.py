@@ -10,7 +10,6 @@ def test_run_directory_is_where_the_first_logger_writes(tmp_path: Path) -> None:
     board, table = TensorBoardLogger(tmp_path, name="b", version="v"), CSVLogger(tmp_path, name="c", version="w")
     assert run_directory(make_trainer(tmp_path, loggers=[board, table])) == tmp_path / "b" / "v"
     assert run_directory(make_trainer(tmp_path, loggers=[table, board])) == tmp_path / "c" / "w"
-    assert run_directory(make_trainer(tmp_path, loggers=False)) == tmp_path
     assert tensorboard_loggers(make_trainer(tmp_path, loggers=[table, board])) == [board]
 
 
