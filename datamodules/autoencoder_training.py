@@ -113,7 +113,7 @@ def train_autoencoder(images: Tensor, settings: AutoencoderSettings, show_progre
             base,
             settings.steps,
         )
-        loader = BatchLoader(source, settings.batch_size, settings.steps, shard=False, label="images")
+        loader = BatchLoader(source, settings.batch_size, shard=False, label="images")
         trainer = L.Trainer(
             accelerator="cpu",
             devices=1,

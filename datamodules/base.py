@@ -4,17 +4,18 @@ import math
 from collections.abc import Iterator
 
 import torch
-from lightning import LightningDataModule
 from torch import Tensor
 
+from lightning_lift.datamodules.in_memory import InMemoryDataModule, check_counts
 from lightning_lift.datamodules.loading import BatchLoader
-from lightning_lift.datamodules.seeding import check_data_seed, generator_at, stream_seed
+from lightning_lift.datamodules.seeding import generator_at, stream_seed
+from lightning_lift.datamodules.sources import Source, StreamSource, TensorSource
 
 _CALIBRATION_BATCH = 4096  # rows only pass through the lift's small body, so larger batches only save time
 _EVALUATION_BATCH = 1024  # evaluation keeps no graph: its batches can be larger than small training batches
 
 
-class DensityDataModule(LightningDataModule):
+class DensityDataModule(InMemoryDataModule[Tensor]):
     """Base of data modules for density estimation: float32 rows (N, D) in *training units*.
 
     Training units are what the model sees: ``original = location + scale * training``.
@@ -63,18 +64,15 @@ class DensityDataModule(LightningDataModule):
         batches_per_epoch: int | None = None,
         eval_batch_size: int | None = None,
     ) -> None:
-        super().__init__()
-        check_data_seed(data_seed)
-        check_counts(
-            dim=dim, batch_size=batch_size, batches_per_epoch=batches_per_epoch, eval_batch_size=eval_batch_size
+        check_counts(batch_size=batch_size, batches_per_epoch=batches_per_epoch, eval_batch_size=eval_batch_size)
+        super().__init__(
+            dim=dim,
+            name=name,
+            batch_size=batch_size,
+            data_seed=data_seed,
+            eval_batch_size=eval_batch_size or max(batch_size, _EVALUATION_BATCH),
         )
-        self.dim = dim
-        self.name: str = name
-        self.batch_size = batch_size
-        self.data_seed = data_seed
         self.batches_per_epoch = batches_per_epoch
-        self.eval_batch_size = eval_batch_size or max(batch_size, _EVALUATION_BATCH)
-        self._splits: dict[str, Tensor] = {}
         self._standardization: tuple[Tensor, Tensor] | None = (
             torch.zeros(dim, dtype=torch.float64),
             torch.ones(dim, dtype=torch.float64),
@@ -191,20 +189,19 @@ class DensityDataModule(LightningDataModule):
         """Finite comparison and plot window (2, D), in training units."""
         return self._known(self._range, "window")[1]
 
-    def setup(self, stage: str | None = None) -> None:
-        """Makes the splits, once; later calls change nothing.
+    def check_splits(self, splits: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Refuse splits that are missing, have a wrong shape or hold values that are not finite in float32.
 
         Args:
-            stage: Lightning's stage; all the splits are made whatever it is.
+            splits: What ``load`` gave.
+
+        Returns:
+            The splits in float32.
 
         Raises:
-            ValueError: If a split is missing, has a wrong shape or non-finite values, or has fewer rows than a batch.
+            ValueError: Naming the split.
         """
-        if self._splits:
-            return
-        # Under the inference mode of a first `test`, the kept tensors would be refused by a later `fit`.
-        with torch.inference_mode(False):
-            splits = {key: value.to(torch.float32) for key, value in self.load().items()}
+        splits = {key: value.to(torch.float32) for key, value in splits.items()}
         required = {"val", "test"} | (set() if "train" in splits else {"calibration"})
         if missing := required - splits.keys():
             raise ValueError(f"{type(self).__name__}.load() gave no {sorted(missing)} split(s)")
@@ -215,14 +212,9 @@ class DensityDataModule(LightningDataModule):
                 raise ValueError(
                     f"{self.name}: {bad} of {value.shape[0]} rows of split {key!r} are not finite in float32"
                 )
-        if "train" in splits and splits["train"].shape[0] < self.batch_size:
-            raise ValueError(
-                f"{self.name}: the training split has {splits['train'].shape[0]} rows, fewer than batch_size "
-                f"{self.batch_size}; lower batch_size to at most {splits['train'].shape[0]}"
-            )
         if "train" not in splits and self.batches_per_epoch is None:
             raise ValueError(f"{type(self).__name__} draws its training rows and must give batches_per_epoch")
-        self._splits = splits
+        return splits
 
     def split(self, key: str) -> Tensor:
         """Gives the rows of one split, setting up first if need be.
@@ -243,50 +235,11 @@ class DensityDataModule(LightningDataModule):
             raise ValueError(f"{self.name} has no split {key!r}, only {sorted(self._splits)}")
         return rows
 
-    def train_dataloader(self) -> BatchLoader:
-        """Gives the training loader: an epoch's shuffled rows without a last incomplete batch, or fresh rows."""
-        self.setup()
-        label = f"training split of {self.name}"
-        base = stream_seed(self.data_seed, "train")
-        repeat = getattr(self.trainer, "overfit_batches", 0) > 0
-        if "train" in self._splits:
-            loader = BatchLoader.fixed(
-                self._splits["train"],
-                self.batch_size,
-                base_seed=base,
-                shuffle=True,
-                drop_last=True,
-                same_every_epoch=repeat,
-                label=label,
-            )
-        else:
-            loader = BatchLoader.stream(
-                self.draw,
-                self.batch_size,
-                self.batches_per_epoch or 1,
-                base_seed=base,
-                same_every_epoch=repeat,
-                label=label,
-            )
-        length = len(loader)  # raises here if several processes need more rows than there are
-        limit = getattr(self.trainer, "limit_train_batches", None)
-        if limit is not None:
-            loader.limit = int(limit * length) if isinstance(limit, float) else limit
-        if self.trainer is not None:
-            loader.fit_loop = self.trainer.fit_loop
-        return loader
-
-    def val_dataloader(self) -> BatchLoader:
-        """Gives the validation rows in order, each once."""
-        return self._in_order("val")
-
-    def test_dataloader(self) -> BatchLoader:
-        """Gives the test rows in order, each once."""
-        return self._in_order("test")
-
-    def predict_dataloader(self) -> BatchLoader:
-        """Gives the rows to predict in order, each once: the test split unless the data module has others."""
-        return self._in_order("predict")
+    def rows_source(self, key: str, shuffle: bool) -> Source:
+        """Return the rows of a split as the loader's source; fresh rows where there is no training split."""
+        if key == "train" and "train" not in self._splits:
+            return StreamSource(self.draw, self._training_seed(), self.batches_per_epoch or 1)
+        return TensorSource(self.split(key), self._training_seed(), shuffle)
 
     def calibration_dataloader(self) -> BatchLoader:
         """Gives the rows of the lift's reference summary: the training split in order, or draws of a fixed seed.
@@ -318,24 +271,7 @@ class DensityDataModule(LightningDataModule):
             else:
                 yield train[torch.randperm(train.shape[0], generator=generator)[: self.batch_size]]
 
-    def _in_order(self, key: str) -> BatchLoader:
-        return BatchLoader.fixed(self.split(key), self.eval_batch_size, label=f"{key} split of {self.name}")
-
     def _known(self, pair: tuple[Tensor, Tensor] | None, what: str) -> tuple[Tensor, Tensor]:
         if pair is None:
             raise RuntimeError(f"{what} of {self.name!r} is computed from the data: call setup() first")
         return pair
-
-
-def check_counts(**counts: int | None) -> None:
-    """Refuses counts below 1; None passes.
-
-    Args:
-        **counts: Values by the names of their arguments.
-
-    Raises:
-        ValueError: Naming the argument and its value.
-    """
-    for label, value in counts.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{label} must be an integer of at least 1, got {value!r}")

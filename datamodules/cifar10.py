@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lightning_lift.datamodules.base import check_counts
 from lightning_lift.datamodules.downloads import fetch
+from lightning_lift.datamodules.in_memory import check_counts
 from lightning_lift.datamodules.labelled import Labelled, LabelledDataModule
 from lightning_lift.datamodules.seeding import generator_at, stream_seed
 

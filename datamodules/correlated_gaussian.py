@@ -1,6 +1,7 @@
 """A Gaussian with correlated columns, in any dimension."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,14 +25,8 @@ class CorrelatedGaussianDataModule(SampledDataModule):
     Args:
         dim: Number of columns, at least 2.
         condition_number: Largest variance over smallest, at least 1.
-        batch_size: Rows of one process's training batch.
-        batches_per_epoch: Batches of an epoch if training rows are drawn fresh.
-        num_train: Rows of a fixed training set. None for fresh rows in each batch.
-        num_val: Rows of the validation set.
-        num_test: Rows of the test set.
-        num_calibration: Draws for the lift's reference summary if training rows are drawn fresh.
-        data_seed: Seed of everything random in the data.
-        eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
+        **kwargs: Arguments of :class:`SampledDataModule`: ``batch_size``, ``batches_per_epoch``, ``num_train``,
+            ``num_val``, ``num_test``, ``num_calibration``, ``data_seed``, ``eval_batch_size``.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -41,26 +36,12 @@ class CorrelatedGaussianDataModule(SampledDataModule):
         self,
         dim: int = 8,
         condition_number: float = 10.0,
-        batch_size: int = 256,
-        batches_per_epoch: int = 100,
-        num_train: int | None = None,
-        num_val: int = 10000,
-        num_test: int = 10000,
-        num_calibration: int = 16384,
-        data_seed: int = 0,
-        eval_batch_size: int | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             dim=dim,
             name="correlated_gaussian",
-            batch_size=batch_size,
-            batches_per_epoch=batches_per_epoch,
-            num_train=num_train,
-            num_val=num_val,
-            num_test=num_test,
-            num_calibration=num_calibration,
-            data_seed=data_seed,
-            eval_batch_size=eval_batch_size,
+            **kwargs,
         )
         if dim < 2:
             raise ValueError(f"dim must be at least 2, got {dim}: one column has nothing to be correlated with")
@@ -69,7 +50,7 @@ class CorrelatedGaussianDataModule(SampledDataModule):
             raise ValueError(f"condition_number must be at least 1, got {condition_number}")
         exponents = torch.linspace(-0.25, 0.25, dim, dtype=torch.float64)
         self._std = condition_number**exponents
-        self._axes = _random_basis(dim, generator_at(stream_seed(data_seed, "split", _BASIS_STREAM), 0))
+        self._axes = _random_basis(dim, generator_at(stream_seed(self.data_seed, "split", _BASIS_STREAM), 0))
         end = 6.0 * (self._axes * self._std).square().sum(dim=1).sqrt()
         self.set_range(torch.tensor([[-math.inf], [math.inf]]).expand(2, dim), torch.stack([-end, end]))
         self.save_hyperparameters()

@@ -1,12 +1,12 @@
 """Eight Gaussians on a circle."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lightning_lift.datamodules.base import check_counts
+from lightning_lift.datamodules.in_memory import check_counts
 from lightning_lift.datamodules.mixtures import PlanarMixture
 from lightning_lift.datamodules.planar import Integral, PlanarDataModule, check_choice, check_positive, check_width
 
@@ -26,14 +26,8 @@ class EightGaussiansDataModule(PlanarDataModule):
         radius: Radius of the circle.
         std: Standard deviation of each Gaussian.
         num_modes: How many Gaussians.
-        batch_size: Rows of one process's training batch.
-        batches_per_epoch: Batches of an epoch if training rows are drawn fresh.
-        num_train: Rows of a fixed training set. None for fresh rows in each batch.
-        num_val: Rows of the validation set.
-        num_test: Rows of the test set.
-        num_calibration: Draws for the lift's reference summary if training rows are drawn fresh.
-        data_seed: Seed of everything random in the data.
-        eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
+        **kwargs: Arguments of :class:`SampledDataModule`: ``batch_size``, ``batches_per_epoch``, ``num_train``,
+            ``num_val``, ``num_test``, ``num_calibration``, ``data_seed``, ``eval_batch_size``.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -45,25 +39,11 @@ class EightGaussiansDataModule(PlanarDataModule):
         radius: float | None = None,
         std: float | None = None,
         num_modes: int = 8,
-        batch_size: int = 256,
-        batches_per_epoch: int = 100,
-        num_train: int | None = None,
-        num_val: int = 10000,
-        num_test: int = 10000,
-        num_calibration: int = 16384,
-        data_seed: int = 0,
-        eval_batch_size: int | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             name="eight_gaussians",
-            batch_size=batch_size,
-            batches_per_epoch=batches_per_epoch,
-            num_train=num_train,
-            num_val=num_val,
-            num_test=num_test,
-            num_calibration=num_calibration,
-            data_seed=data_seed,
-            eval_batch_size=eval_batch_size,
+            **kwargs,
         )
         default = check_choice(_SHAPES, convention=convention)
         radius, std = (default[0] if radius is None else radius), (default[1] if std is None else std)

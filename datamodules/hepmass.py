@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_lift.datamodules import hepmass_files
 from lightning_lift.datamodules.array_cache import Arrays
-from lightning_lift.datamodules.base import check_counts
+from lightning_lift.datamodules.in_memory import check_counts
 from lightning_lift.datamodules.maf_archive import Form, TableSource, open_parts
 from lightning_lift.datamodules.published import Floats, PublishedTable, cut_off_last, set_open_range
 from lightning_lift.datamodules.seeding import generator_at, stream_seed

@@ -47,7 +47,6 @@ class BatchLoader:
     Args:
         source: Where the rows come from.
         batch_size: Rows of one process's batch.
-        num_batches: Global batches of an epoch; None for all the rows of the source.
         drop_last: Whether a last global batch with missing rows is left out.
         shard: Whether the processes share the rows; otherwise each serves all of them.
         same_every_epoch: Whether every epoch serves the batches of epoch 0 (``Trainer(overfit_batches=...)``).
@@ -61,14 +60,13 @@ class BatchLoader:
         fit_loop: The trainer's, from which the loader learns which batches are done; None without a trainer.
 
     Raises:
-        ValueError: If ``batch_size`` or ``num_batches`` is below 1.
+        ValueError: If ``batch_size`` is below 1.
     """
 
     def __init__(
         self,
         source: Source,
         batch_size: int,
-        num_batches: int | None = None,
         drop_last: bool = False,
         shard: bool = True,
         same_every_epoch: bool = False,
@@ -76,15 +74,12 @@ class BatchLoader:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if num_batches is not None and num_batches < 1:
-            raise ValueError(f"the number of batches of an epoch must be at least 1, got {num_batches}")
         self.batch_size = batch_size
         self.epoch = 0
         self.served = 0
         self.limit: int | None = None
         self.fit_loop: Any = None
         self._source = source
-        self._num_batches = num_batches
         self._drop_last = drop_last
         self._shard = shard
         self._same_every_epoch = same_every_epoch
@@ -123,7 +118,7 @@ class BatchLoader:
             The loader.
         """
         source = TensorSource(tensor, base_seed, shuffle)
-        return cls(source, batch_size, None, drop_last, shard, same_every_epoch, label)
+        return cls(source, batch_size, drop_last, shard, same_every_epoch, label)
 
     @classmethod
     def stream(
@@ -150,12 +145,18 @@ class BatchLoader:
             The loader.
         """
         source = StreamSource(draw, base_seed, num_batches)
-        return cls(source, batch_size, num_batches, False, True, same_every_epoch, label)
+        return cls(source, batch_size, same_every_epoch=same_every_epoch, label=label)
 
     @property
     def batch_sampler(self) -> "_EpochHandle":
-        """Gives what leads Lightning to :meth:`set_epoch`."""
+        """What leads Lightning to :meth:`set_epoch`."""
         return _EpochHandle(self)
+
+    @property
+    def dataset(self) -> range | None:
+        """Positions of the rows, whose number ends the search of Lightning's batch-size finder; None for fresh rows."""
+        total = self._source.num_rows()
+        return None if total is None else range(total)
 
     def set_epoch(self, epoch: int) -> None:
         """Takes note of the trainer's epoch: another number than before starts the next epoch of the data.
@@ -186,8 +187,8 @@ class BatchLoader:
         """
         rank, world = self._place()
         total = self._source.num_rows()
-        if self._num_batches is not None or total is None:
-            return self._num_batches or 0
+        if total is None:
+            return self._source.num_batches
         size = world * self.batch_size
         if self._drop_last:
             if total < size:

@@ -2,7 +2,6 @@
 
 import torch
 
-from lightning_lift.datamodules.base import check_counts
 from lightning_lift.datamodules.image_sources import (
     SIDES,
     ImageSource,
@@ -11,6 +10,7 @@ from lightning_lift.datamodules.image_sources import (
     read_images,
     source_name,
 )
+from lightning_lift.datamodules.in_memory import check_counts
 from lightning_lift.datamodules.labelled import Labelled, LabelledDataModule
 from lightning_lift.datamodules.seeding import generator_at, stream_seed
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightning_lift.datamodules.autoencoder import ConvAutoencoder
 from lightning_lift.datamodules.autoencoder_training import AutoencoderSettings
-from lightning_lift.datamodules.base import DensityDataModule, check_counts
+from lightning_lift.datamodules.base import DensityDataModule
 from lightning_lift.datamodules.image_sources import (
     SIDES,
     DigitImages,
@@ -18,6 +18,7 @@ from lightning_lift.datamodules.image_sources import (
     latents_name,
     read_images,
 )
+from lightning_lift.datamodules.in_memory import check_counts
 from lightning_lift.datamodules.latent_cache import cached_autoencoder
 from lightning_lift.datamodules.seeding import generator_at, stream_seed
 

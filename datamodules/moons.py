@@ -1,6 +1,7 @@
 """Two interleaved half circles with Gaussian noise, as a density."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,14 +24,8 @@ class MoonsDataModule(PlanarDataModule):
 
     Args:
         noise: Standard deviation of the Gaussian noise in the rows.
-        batch_size: Rows of one process's training batch.
-        batches_per_epoch: Batches of an epoch if training rows are drawn fresh.
-        num_train: Rows of a fixed training set. None for fresh rows in each batch.
-        num_val: Rows of the validation set.
-        num_test: Rows of the test set.
-        num_calibration: Draws for the lift's reference summary if training rows are drawn fresh.
-        data_seed: Seed of everything random in the data.
-        eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
+        **kwargs: Arguments of :class:`SampledDataModule`: ``batch_size``, ``batches_per_epoch``, ``num_train``,
+            ``num_val``, ``num_test``, ``num_calibration``, ``data_seed``, ``eval_batch_size``.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -39,25 +34,11 @@ class MoonsDataModule(PlanarDataModule):
     def __init__(
         self,
         noise: float = 0.2,
-        batch_size: int = 256,
-        batches_per_epoch: int = 100,
-        num_train: int | None = None,
-        num_val: int = 10000,
-        num_test: int = 10000,
-        num_calibration: int = 16384,
-        data_seed: int = 0,
-        eval_batch_size: int | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             name="moons",
-            batch_size=batch_size,
-            batches_per_epoch=batches_per_epoch,
-            num_train=num_train,
-            num_val=num_val,
-            num_test=num_test,
-            num_calibration=num_calibration,
-            data_seed=data_seed,
-            eval_batch_size=eval_batch_size,
+            **kwargs,
         )
         check_width(6.0, noise=noise)
         arc, weights = curve_nodes(_upper, lambda angle: torch.full_like(angle, 1.0 / math.pi), 0.0, math.pi, noise)

@@ -1,7 +1,7 @@
 """What the targets of the 1-D gallery share: a standard variable, moved and scaled."""
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from scipy import integrate
@@ -23,14 +23,8 @@ class OneDimensionalDataModule(SampledDataModule):
     Args:
         loc: Location: the standard variable is scaled, then moved by it.
         scale: Scale, positive.
-        batch_size: Rows of one process's training batch.
-        batches_per_epoch: Batches of an epoch if training rows are drawn fresh.
-        num_train: Rows of a fixed training set. None for fresh rows in each batch.
-        num_val: Rows of the validation set.
-        num_test: Rows of the test set.
-        num_calibration: Draws for the lift's reference summary if training rows are drawn fresh.
-        data_seed: Seed of everything random in the data.
-        eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
+        **kwargs: Arguments of :class:`SampledDataModule`: ``batch_size``, ``batches_per_epoch``, ``num_train``,
+            ``num_val``, ``num_test``, ``num_calibration``, ``data_seed``, ``eval_batch_size``.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -44,26 +38,12 @@ class OneDimensionalDataModule(SampledDataModule):
         self,
         loc: float = 0.0,
         scale: float = 1.0,
-        batch_size: int = 256,
-        batches_per_epoch: int = 100,
-        num_train: int | None = None,
-        num_val: int = 10000,
-        num_test: int = 10000,
-        num_calibration: int = 16384,
-        data_seed: int = 0,
-        eval_batch_size: int | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             dim=1,
             name=self.source,
-            batch_size=batch_size,
-            batches_per_epoch=batches_per_epoch,
-            num_train=num_train,
-            num_val=num_val,
-            num_test=num_test,
-            num_calibration=num_calibration,
-            data_seed=data_seed,
-            eval_batch_size=eval_batch_size,
+            **kwargs,
         )
         if not math.isfinite(loc):
             raise ValueError(f"loc must be finite, got {loc}")

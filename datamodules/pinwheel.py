@@ -1,11 +1,12 @@
 """Gaussian arms, twisted into a pinwheel."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_lift.datamodules.base import check_counts
+from lightning_lift.datamodules.in_memory import check_counts
 from lightning_lift.datamodules.planar import Integral, PlanarDataModule, check_positive
 
 _SCALE = 2.0  # of FFJORD's rows
@@ -28,14 +29,8 @@ class PinwheelDataModule(PlanarDataModule):
         radial_std: Standard deviation along an arm, before doubling.
         tangential_std: Standard deviation across an arm, before doubling.
         rate: Strength of the twist; 0 for straight arms.
-        batch_size: Rows of one process's training batch.
-        batches_per_epoch: Batches of an epoch if training rows are drawn fresh.
-        num_train: Rows of a fixed training set. None for fresh rows in each batch.
-        num_val: Rows of the validation set.
-        num_test: Rows of the test set.
-        num_calibration: Draws for the lift's reference summary if training rows are drawn fresh.
-        data_seed: Seed of everything random in the data.
-        eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
+        **kwargs: Arguments of :class:`SampledDataModule`: ``batch_size``, ``batches_per_epoch``, ``num_train``,
+            ``num_val``, ``num_test``, ``num_calibration``, ``data_seed``, ``eval_batch_size``.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -47,25 +42,11 @@ class PinwheelDataModule(PlanarDataModule):
         radial_std: float = 0.3,
         tangential_std: float = 0.1,
         rate: float = 0.25,
-        batch_size: int = 256,
-        batches_per_epoch: int = 100,
-        num_train: int | None = None,
-        num_val: int = 10000,
-        num_test: int = 10000,
-        num_calibration: int = 16384,
-        data_seed: int = 0,
-        eval_batch_size: int | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             name="pinwheel",
-            batch_size=batch_size,
-            batches_per_epoch=batches_per_epoch,
-            num_train=num_train,
-            num_val=num_val,
-            num_test=num_test,
-            num_calibration=num_calibration,
-            data_seed=data_seed,
-            eval_batch_size=eval_batch_size,
+            **kwargs,
         )
         check_counts(num_arms=num_arms)
         check_positive(radial_std=radial_std, tangential_std=tangential_std)

@@ -1,6 +1,6 @@
 """Independent columns of one known distribution."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -59,14 +59,8 @@ class ProductDataModule(SampledDataModule):
         target: Distribution of each column: Gumbel(0, 1), Laplace(0, 1), logistic(0, 1), Gamma(2, 1), Beta(2, 5),
             half-normal(1) or skew-normal(0, 1, 4).
         dim: Number of columns.
-        batch_size: Rows of one process's training batch.
-        batches_per_epoch: Batches of an epoch if training rows are drawn fresh.
-        num_train: Rows of a fixed training set. None for fresh rows in each batch.
-        num_val: Rows of the validation set.
-        num_test: Rows of the test set.
-        num_calibration: Draws for the lift's reference summary if training rows are drawn fresh.
-        data_seed: Seed of everything random in the data.
-        eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
+        **kwargs: Arguments of :class:`SampledDataModule`: ``batch_size``, ``batches_per_epoch``, ``num_train``,
+            ``num_val``, ``num_test``, ``num_calibration``, ``data_seed``, ``eval_batch_size``.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -76,27 +70,13 @@ class ProductDataModule(SampledDataModule):
         self,
         target: Literal["gumbel", "laplace", "logistic", "gamma", "beta", "half_normal", "skew_normal"] = "gumbel",
         dim: int = 8,
-        batch_size: int = 256,
-        batches_per_epoch: int = 100,
-        num_train: int | None = None,
-        num_val: int = 10000,
-        num_test: int = 10000,
-        num_calibration: int = 16384,
-        data_seed: int = 0,
-        eval_batch_size: int | None = None,
+        **kwargs: Any,
     ) -> None:
         column = check_choice(_TARGETS, target=target)()
         super().__init__(
             dim=dim,
             name=f"product of {dim} {target}",
-            batch_size=batch_size,
-            batches_per_epoch=batches_per_epoch,
-            num_train=num_train,
-            num_val=num_val,
-            num_test=num_test,
-            num_calibration=num_calibration,
-            data_seed=data_seed,
-            eval_batch_size=eval_batch_size,
+            **kwargs,
         )
         self._column = column
         self.set_range(column.support.expand(2, dim), column.window.expand(2, dim))

@@ -1,12 +1,13 @@
 """Concentric circles with Gaussian noise."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_lift.datamodules.base import check_counts
 from lightning_lift.datamodules.curves import panel_rule
+from lightning_lift.datamodules.in_memory import check_counts
 from lightning_lift.datamodules.planar import Integral, PlanarDataModule, check_positive
 from lightning_lift.datamodules.uniform import open_uniform
 
@@ -24,14 +25,8 @@ class RingsDataModule(PlanarDataModule):
         num_rings: How many circles.
         radius: Radius of the largest circle.
         noise: Standard deviation of the Gaussian noise.
-        batch_size: Rows of one process's training batch.
-        batches_per_epoch: Batches of an epoch if training rows are drawn fresh.
-        num_train: Rows of a fixed training set. None for fresh rows in each batch.
-        num_val: Rows of the validation set.
-        num_test: Rows of the test set.
-        num_calibration: Draws for the lift's reference summary if training rows are drawn fresh.
-        data_seed: Seed of everything random in the data.
-        eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
+        **kwargs: Arguments of :class:`SampledDataModule`: ``batch_size``, ``batches_per_epoch``, ``num_train``,
+            ``num_val``, ``num_test``, ``num_calibration``, ``data_seed``, ``eval_batch_size``.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -42,25 +37,11 @@ class RingsDataModule(PlanarDataModule):
         num_rings: int = 4,
         radius: float = 3.0,
         noise: float = 0.08,
-        batch_size: int = 256,
-        batches_per_epoch: int = 100,
-        num_train: int | None = None,
-        num_val: int = 10000,
-        num_test: int = 10000,
-        num_calibration: int = 16384,
-        data_seed: int = 0,
-        eval_batch_size: int | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             name="rings",
-            batch_size=batch_size,
-            batches_per_epoch=batches_per_epoch,
-            num_train=num_train,
-            num_val=num_val,
-            num_test=num_test,
-            num_calibration=num_calibration,
-            data_seed=data_seed,
-            eval_batch_size=eval_batch_size,
+            **kwargs,
         )
         check_counts(num_rings=num_rings)
         check_positive(radius=radius, noise=noise)

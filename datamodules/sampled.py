@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from lightning_lift.datamodules.base import DensityDataModule, check_counts
+from lightning_lift.datamodules.base import DensityDataModule
+from lightning_lift.datamodules.in_memory import check_counts
 from lightning_lift.datamodules.seeding import Purpose, generator_at, stream_seed
 
 

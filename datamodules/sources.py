@@ -1,7 +1,7 @@
 """Where the rows of a loader come from: a tensor held in memory, or fresh draws."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,12 +15,15 @@ Draw = Callable[[int, torch.Generator], Tensor]
 class Source(Protocol):
     """What a loader asks of its rows. All methods are pure: equal arguments give equal rows."""
 
+    num_batches: int
+    """Global batches of an epoch, where there are rows without end."""
+
     def num_rows(self) -> int | None:
-        """Gives the number of rows of an epoch, or None for an endless stream."""
+        """Return the number of rows of an epoch, or None for an endless stream."""
         ...
 
-    def rows(self, epoch: int, index: int, size: int, start: int, stop: int) -> Tensor:
-        """Gives rows ``start`` to ``stop`` of the global batch ``index``, whose global batches have ``size`` rows."""
+    def rows(self, epoch: int, index: int, size: int, start: int, stop: int) -> Any:
+        """Return rows ``start`` to ``stop`` of the global batch ``index``, whose global batches have ``size`` rows."""
         ...
 
 
@@ -28,33 +31,37 @@ class TensorSource:
     """Rows of one tensor, in order or shuffled anew each epoch.
 
     Args:
-        tensor: The rows, (N, D).
+        tensor: The rows, (N, ...).
         base: Base seed of the shuffling, used if ``shuffle``.
         shuffle: Whether each epoch has its own order.
     """
 
+    num_batches = 0
+
     def __init__(self, tensor: Tensor, base: int, shuffle: bool) -> None:
-        self._tensor = tensor.to(torch.float32)
+        self._tensor = tensor
         self._base = base
         self._shuffle = shuffle
         self._order: tuple[int, Tensor] | None = None  # (epoch, permutation): made once an epoch
 
     def num_rows(self) -> int:
-        """Gives N."""
+        """Return N."""
         return self._tensor.shape[0]
 
-    def rows(self, epoch: int, index: int, size: int, start: int, stop: int) -> Tensor:
-        """Gives a copy of the rows asked for; see :class:`Source`."""
-        begin = index * size
+    def positions(self, epoch: int, begin: int, end: int) -> Tensor | slice:
+        """Return where the rows ``begin`` to ``end`` of an epoch stand in the tensor."""
         if not self._shuffle:
-            # a copy, so that code that writes into its batch cannot write into the data
-            return self._tensor[begin + start : begin + stop].clone()
-        return self._tensor[self._permutation(epoch)[begin + start : begin + stop]]
-
-    def _permutation(self, epoch: int) -> Tensor:
+            return slice(begin, end)
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, torch.randperm(self.num_rows(), generator=generator_at(self._base, epoch))
-        return self._order[1]
+        return self._order[1][begin:end]
+
+    def rows(self, epoch: int, index: int, size: int, start: int, stop: int) -> Any:
+        """Return a copy of the rows asked for, float32; see :class:`Source`."""
+        begin = index * size
+        rows = self._tensor[self.positions(epoch, begin + start, begin + stop)]
+        # a copy, so that code that writes into its batch cannot write into the data
+        return rows.to(torch.float32, copy=not self._shuffle)
 
 
 class StreamSource:
@@ -64,21 +71,26 @@ class StreamSource:
         draw: Makes rows from a generator.
         base: Base seed of the stream.
         num_batches: Global batches of an epoch.
+
+    Raises:
+        ValueError: If ``num_batches`` is below 1.
     """
 
     def __init__(self, draw: Draw, base: int, num_batches: int) -> None:
+        if num_batches < 1:
+            raise ValueError(f"the number of batches of an epoch must be at least 1, got {num_batches}")
         self._draw = draw
         self._base = base
-        self._num_batches = num_batches
+        self.num_batches = num_batches
 
     def num_rows(self) -> None:
-        """Gives None: a stream has no end."""
+        """Return None: a stream has no end."""
         return None
 
     def rows(self, epoch: int, index: int, size: int, start: int, stop: int) -> Tensor:
-        """Gives the rows asked for; see :class:`Source`.
+        """Return the rows asked for; see :class:`Source`.
 
         The whole global batch is drawn and then cut, so that the rows do not depend on how many processes share it.
         """
-        generator = generator_at(self._base, epoch * self._num_batches + index)
+        generator = generator_at(self._base, epoch * self.num_batches + index)
         return self._draw(size, generator)[start:stop].to(torch.float32)

@@ -1,6 +1,7 @@
 """A spiral with Gaussian noise: the swiss roll, seen from its end."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,14 +26,8 @@ class SwissRollDataModule(PlanarDataModule):
 
     Args:
         noise: Standard deviation of the Gaussian noise in the rows.
-        batch_size: Rows of one process's training batch.
-        batches_per_epoch: Batches of an epoch if training rows are drawn fresh.
-        num_train: Rows of a fixed training set. None for fresh rows in each batch.
-        num_val: Rows of the validation set.
-        num_test: Rows of the test set.
-        num_calibration: Draws for the lift's reference summary if training rows are drawn fresh.
-        data_seed: Seed of everything random in the data.
-        eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
+        **kwargs: Arguments of :class:`SampledDataModule`: ``batch_size``, ``batches_per_epoch``, ``num_train``,
+            ``num_val``, ``num_test``, ``num_calibration``, ``data_seed``, ``eval_batch_size``.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -41,25 +36,11 @@ class SwissRollDataModule(PlanarDataModule):
     def __init__(
         self,
         noise: float = 0.2,
-        batch_size: int = 256,
-        batches_per_epoch: int = 100,
-        num_train: int | None = None,
-        num_val: int = 10000,
-        num_test: int = 10000,
-        num_calibration: int = 16384,
-        data_seed: int = 0,
-        eval_batch_size: int | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             name="swiss_roll",
-            batch_size=batch_size,
-            batches_per_epoch=batches_per_epoch,
-            num_train=num_train,
-            num_val=num_val,
-            num_test=num_test,
-            num_calibration=num_calibration,
-            data_seed=data_seed,
-            eval_batch_size=eval_batch_size,
+            **kwargs,
         )
         check_width(2.0 * _STOP / _SHRINK, noise=noise)
         flat = 1.0 / (_STOP - _START)

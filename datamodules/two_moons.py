@@ -3,7 +3,7 @@
 import torch
 from sklearn.datasets import make_moons
 
-from lightning_lift.datamodules.base import check_counts
+from lightning_lift.datamodules.in_memory import check_counts
 from lightning_lift.datamodules.labelled import Labelled, LabelledDataModule
 
 

@@ -1,7 +1,7 @@
 """Two interleaved spirals."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,14 +34,8 @@ class TwoSpiralsDataModule(PlanarDataModule):
     Args:
         convention: Which of the two.
         noise: Standard deviation of the Gaussian noise in the rows; None for that of the convention.
-        batch_size: Rows of one process's training batch.
-        batches_per_epoch: Batches of an epoch if training rows are drawn fresh.
-        num_train: Rows of a fixed training set. None for fresh rows in each batch.
-        num_val: Rows of the validation set.
-        num_test: Rows of the test set.
-        num_calibration: Draws for the lift's reference summary if training rows are drawn fresh.
-        data_seed: Seed of everything random in the data.
-        eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
+        **kwargs: Arguments of :class:`SampledDataModule`: ``batch_size``, ``batches_per_epoch``, ``num_train``,
+            ``num_val``, ``num_test``, ``num_calibration``, ``data_seed``, ``eval_batch_size``.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -51,25 +45,11 @@ class TwoSpiralsDataModule(PlanarDataModule):
         self,
         convention: Literal["lift", "cp_flow"] = "lift",
         noise: float | None = None,
-        batch_size: int = 256,
-        batches_per_epoch: int = 100,
-        num_train: int | None = None,
-        num_val: int = 10000,
-        num_test: int = 10000,
-        num_calibration: int = 16384,
-        data_seed: int = 0,
-        eval_batch_size: int | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             name="two_spirals",
-            batch_size=batch_size,
-            batches_per_epoch=batches_per_epoch,
-            num_train=num_train,
-            num_val=num_val,
-            num_test=num_test,
-            num_calibration=num_calibration,
-            data_seed=data_seed,
-            eval_batch_size=eval_batch_size,
+            **kwargs,
         )
         self._start, default, self._side = check_choice(_SHAPES, convention=convention)
         noise = default if noise is None else noise

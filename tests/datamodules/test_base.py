@@ -143,12 +143,18 @@ def test_unknown_density_says_so() -> None:
         ({"val": rows(), "test": rows(), "calibration": rows()}, "must give batches_per_epoch"),
         ({"train": rows(4, 3), "val": rows(), "test": rows()}, r"'train' must be \(rows, 2\), got \(4, 3\)"),
         ({"train": rows(), "val": rows() * 1e39, "test": rows()}, r"4 of 4 rows of split 'val' are not finite"),
-        ({"train": rows(1), "val": rows(), "test": rows()}, r"1 rows, fewer than batch_size 2"),
     ],
 )
 def test_bad_splits(splits, message) -> None:
     with pytest.raises(ValueError, match=message):
         Own(splits).setup()
+
+
+def test_too_few_rows_for_a_batch_stop_a_fit_and_not_an_evaluation() -> None:
+    data = Own({"train": rows(1), "val": rows(), "test": rows()}, eval_batch_size=100)
+    assert [len(batch) for batch in data.predict_dataloader()] == [4]
+    with pytest.raises(ValueError, match=r"1 rows are fewer than one batch of 2 rows .* lower batch_size to at most 1"):
+        data.train_dataloader()
 
 
 def test_bad_ranges_and_scales() -> None:

@@ -4,11 +4,18 @@ import inspect
 import re
 
 import pytest
+import torch
 from lightning import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_lift import datamodules
-from lightning_lift.datamodules import DensityDataModule
+from lightning_lift.datamodules import (
+    DensityDataModule,
+    GumbelDataModule,
+    MoonsDataModule,
+    ProductDataModule,
+    SampledDataModule,
+)
 
 CONCRETE = [
     getattr(datamodules, name)
@@ -32,12 +39,18 @@ def build(*arguments: str) -> DensityDataModule:
 def test_short_names_and_documented_arguments(cls, capsys) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args([f"--data.help={cls.__name__}"])
-    shown = "".join(capsys.readouterr().out.split())  # the help breaks its lines in hyphenated words too
-    documented = next(base.__doc__ for base in cls.__mro__ if "__init__" in vars(base))
-    for name in inspect.signature(cls).parameters:
-        text = re.search(rf"^        {name}: (.+)$", documented, flags=re.MULTILINE)
-        assert f"--data.{name}" in shown and text, f"{name} is not documented"
-        assert "".join(text.group(1).split()) in shown, f"{name} is not documented"
+    text = capsys.readouterr().out
+    shown = "".join(text.split())  # the help breaks its lines in hyphenated words too
+    documented = "\n".join(base.__doc__ or "" for base in cls.__mro__ if "__init__" in vars(base))
+    names = set(re.findall(r"--data\.(\w+)", text)) - {"help"}
+    assert names >= {"batch_size", "data_seed"}
+    assert names >= {name for name, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD}
+    if issubclass(cls, SampledDataModule):
+        shared = {"batches_per_epoch", "num_train", "num_val", "num_test", "num_calibration", "eval_batch_size"}
+        assert names >= shared and not names & {"name"}
+    for name in names:
+        line = re.search(rf"^        {name}: (.+)$", documented, flags=re.MULTILINE)
+        assert line and "".join(line.group(1).split()) in shown, f"{name} is not documented"
 
 
 def test_instantiation_with_overridden_arguments() -> None:
@@ -55,3 +68,22 @@ def test_columns_by_name_and_position_from_a_flag() -> None:
 def test_standardize_from_a_flag() -> None:
     arguments = ["--data=TabularDataModule", "--data.table=load_iris", "--data.standardize=false"]
     assert build(*arguments).log_scale == 0.0
+
+
+def test_types_and_defaults_of_arguments_handed_on() -> None:
+    data = build("--data=MoonsDataModule", "--data.num_val=12", "--data.noise=0.5")
+    assert data.hparams["num_val"] == 12 and data.hparams["num_train"] is None and data.hparams["batch_size"] == 256
+    with pytest.raises(SystemExit):
+        build("--data=MoonsDataModule", "--data.num_val=few")
+
+
+@pytest.mark.parametrize("cls", [MoonsDataModule, ProductDataModule, GumbelDataModule])
+def test_hyperparameters_hold_every_resolved_value(cls) -> None:
+    """In Python, too: what a checkpoint needs to make the data module again."""
+    data = cls(num_val=12, data_seed=3)
+    signature = inspect.signature(SampledDataModule).parameters
+    defaults = {name: p.default for name, p in signature.items() if p.default is not p.empty}
+    own = {name: p.default for name, p in inspect.signature(cls).parameters.items() if p.kind is not p.VAR_KEYWORD}
+    assert dict(data.hparams) == own | defaults | {"num_val": 12, "data_seed": 3}
+    assert dict(data.hparams_initial) == dict(data.hparams)
+    assert torch.equal(cls(**data.hparams).split("val"), data.split("val"))

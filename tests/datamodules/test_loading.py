@@ -1,9 +1,11 @@
 from itertools import chain
 
+import lightning
 import pytest
 import torch
+from lightning.pytorch.callbacks import BatchSizeFinder
 
-from lightning_lift.datamodules import loading
+from lightning_lift.datamodules import TabularDataModule, loading
 from lightning_lift.datamodules.loading import BatchLoader
 from lightning_lift.datamodules.seeding import generator_at, stream_seed
 
@@ -170,3 +172,47 @@ def test_a_loader_is_no_torch_loader_and_touches_no_global_state() -> None:
     before = torch.get_rng_state()
     list(shuffled()), list(streamed())
     assert torch.equal(before, torch.get_rng_state())
+
+
+class Sizes(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.nn.Parameter(torch.zeros(1))
+        self.seen: list[torch.Tensor] = []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(batch)
+        return (batch - self.mean).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("mode", ["power", "binsearch"])
+def test_lightnings_batch_size_finder_ends_at_the_size_of_the_table(tmp_path, mode: str) -> None:
+    """The runs of the search leave the order of the training rows alone."""
+    data = TabularDataModule(table="load_iris", batch_size=16)  # 120 training rows
+    module, finder = Sizes(), BatchSizeFinder(mode=mode, steps_per_trial=1)
+    lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[finder],
+        default_root_dir=tmp_path,
+    ).fit(module, datamodule=data)
+    assert data.batch_size == finder.optimal_batch_size == {"power": 120, "binsearch": 114}[mode]
+    expected = list(TabularDataModule(table="load_iris", batch_size=data.batch_size).train_dataloader())
+    assert torch.equal(module.seen[-2 * len(expected)], expected[0])
+
+
+def test_a_batch_size_above_the_rows_that_are_known_is_lowered() -> None:
+    data = TabularDataModule(table="load_iris", batch_size=500)
+    with pytest.raises(ValueError, match="at most 120"):
+        data.train_dataloader()
+    with pytest.warns(UserWarning, match=r"iris: batch_size 300 becomes 120"):
+        data.batch_size = 300
+    assert len(data.train_dataloader()) == 1
+    assert len(torch.cat(list(data.predict_dataloader()))) == 15
