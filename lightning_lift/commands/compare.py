@@ -35,7 +35,7 @@ def main(args: Sequence[str]) -> None:
     if parsed.report_only:
         stated = parsed.output is not None or not parsed.fit
         directory = _stated_output(parsed, "--report_only") if stated else from_options(parsed)[1].directory
-        comparison = opened(directory)
+        comparison = opened(directory, by_name=True)
         if parsed.metrics is not None:
             comparison.metrics = name_list(parsed.metrics)
         _write_report(comparison)
@@ -52,17 +52,18 @@ def main(args: Sequence[str]) -> None:
     _write_report(comparison)
 
 
-def opened(directory: Path) -> PairedComparison:
+def opened(directory: Path, *, by_name: bool = False) -> PairedComparison:
     """The comparison that a directory holds.
 
     Args:
         directory: where it was run.
+        by_name: take its records as they are, whatever version made them; nothing can be run.
 
     Raises:
         ValueError: there is none.
     """
     content = read_settings(directory)
-    settings = Settings.of_plain(content["settings"])
+    settings = Settings.of_plain(content["settings"] | ({"config": {}} if by_name else {}))
     return PairedComparison(settings, directory, content["name"], metrics=content["metrics"])
 
 

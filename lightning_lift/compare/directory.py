@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lightning_lift.compare.records import without_modules
 from lightning_lift.files import lock, whole_file
 
 SETTINGS = "comparison.json"
@@ -89,7 +90,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     grown = {key: _without_added(old.get(key), value) if key in _MAY_GROW else value for key, value in new.items()}
     if new.get("budget") == "seconds" and new.get("seconds") is None:
         grown["arms"] = new["arms"]  # a faster arm would change the budget of all
-    one, two = _flat(old), _flat(grown)
+    one, two = (_flat(json.loads(without_modules(json.dumps(settings)))) for settings in (old, grown))
     return [
         f"{key} is {_shown(one, key)} there and {_shown(two, key)} now"
         for key in dict.fromkeys([*one, *two])

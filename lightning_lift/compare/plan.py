@@ -20,7 +20,8 @@ class Settings:
     """Everything that determines the runs of a comparison, and nothing else.
 
     Attributes:
-        config: settings of fit (``model``, ``data``, ``trainer``), overlays and overrides in them.
+        config: settings of fit (``model``, ``data``, ``trainer``), overlays and overrides in them. Without any, the
+            runs are known by name only: enough to read their records, whatever version made them.
         arms: what is compared.
         seeds: of the final runs.
         steps: optimizer steps of each final run; with a budget in seconds, those that set the default budget.
@@ -95,7 +96,7 @@ class Settings:
             rest = {key: tuple(known[key]) for key in ("seeds", "learning_rates")}
             return from_plain(cls, {**known, **rest, "arms": tuple(_arm_of(arm) for arm in known["arms"])})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"the settings of the comparison are damaged or of another version ({error}).") from error
+            raise ValueError(f"the settings in comparison.json are damaged or of another version ({error}).") from error
 
     def timing_specs(self) -> list[RunSpec]:
         """One short run an arm, alone on the machine: the clock of the comparison.
@@ -154,7 +155,7 @@ class Settings:
         return {label: max(1, round(budget / seconds[label])) for label in labels}
 
     def _spec(self, arm: Arm, purpose: Purpose, rate: float | None, seed: int, steps: int) -> RunSpec:
-        config = resolve(self.config, arm, rate, seed, steps, self.evaluate_every)
+        config = resolve(self.config, arm, rate, seed, steps, self.evaluate_every) if self.config else {}
         return RunSpec(arm.label, purpose, rate, seed, steps, config)
 
 

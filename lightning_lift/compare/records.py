@@ -29,6 +29,15 @@ def monitored(metrics: Container[str]) -> str | None:
     return next((name for name in MONITORED if name in metrics), None)
 
 
+def without_modules(text: str) -> str:
+    """Settings in JSON with the classes of this package by name alone: where they are imported from has changed.
+
+    Args:
+        text: JSON.
+    """
+    return re.sub(r'"(?:lightning_lift|datamodules)\.(?:\w+\.)*(\w+)"', r'"\1"', text)
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """One run, wholly determined: the same spec gives the same numbers.
@@ -67,8 +76,7 @@ class RunSpec:
     def fingerprint(self) -> str:
         """Of everything that determines the numbers: two specs with one key must agree in it."""
         text = json.dumps([FORMAT, self.steps, self.seed, self.config], sort_keys=True, default=str)
-        # The data modules were once imported as datamodules: records of that time have their fingerprint from it.
-        text = text.replace('"lightning_lift.datamodules.', '"datamodules.')
+        text = without_modules(text)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -135,6 +143,11 @@ class RunRecord:
         shared = {name: getattr(spec, name) for name in ("key", "fingerprint", "arm", "purpose", "learning_rate")}
         return cls(**shared, seed=spec.seed, steps=spec.steps, config=spec.config, outcome=outcome, **results)
 
+    @property
+    def spec(self) -> RunSpec:
+        """The run."""
+        return RunSpec(self.arm, self.purpose, self.learning_rate, self.seed, self.steps, self.config)
+
     def reproducible(self) -> dict[str, Any]:
         """Everything but measured times: what two runs of one spec must have in common.
 
@@ -183,13 +196,17 @@ class RecordStore:
     def get(self, spec: RunSpec) -> RunRecord | None:
         """The record of this spec, or None where it is still to be run.
 
+        Args:
+            spec: the run; without ``config`` whatever is there under its key.
+
         Raises:
             ValueError: the directory holds a run of this name with other settings.
         """
         if not self.path(spec.key).is_file():
             return None
         record = self.read(spec.key)
-        if record.fingerprint != spec.fingerprint:
+        # Not the record's own fingerprint: earlier versions made theirs in another way.
+        if spec.config and record.spec.fingerprint != spec.fingerprint:
             raise ValueError(
                 f"{self.path(spec.key)} was run with other settings than this comparison has now: give another "
                 "--output, or delete the directory to start anew."

@@ -194,12 +194,20 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no comparison \(there is no comparison.json in it\)"):
         read_settings(tmp_path)
     run(comparison(tmp_path))
-    (tmp_path / "comparison.json").write_text("{")
-    with pytest.raises(ValueError, match="cannot be read"):
-        comparison(tmp_path).open()
-    (tmp_path / "comparison.json").write_text('{"format": 99}')
-    with pytest.raises(ValueError, match="its format is 99 and this version reads 1"):
-        comparison(tmp_path).open()
+    whole = (tmp_path / "comparison.json").read_bytes()
+    for damaged, said in (
+        (b"{", "Expecting"),
+        (b"\xff\xfe", "utf-8"),
+        (b"[]", "its format is 'list'"),
+        (b'{"format": 99}', "its format is 99 and this version reads 1"),
+        (whole.replace(b'"notes": []', b'"notes": 3'), "its notes is 3"),
+        (whole.replace(b'"steps": 100', b'"steps": "100"'), "its steps is '100'"),
+        (whole.replace(b'"arms": [', b'"arms": [3, '), "of another version"),
+    ):
+        (tmp_path / "comparison.json").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"comparison\.json.*" + said) as raised:
+            comparison(tmp_path).open()
+        assert "\n" not in str(raised.value)
     (tmp_path / "comparison.json").unlink()
     with pytest.raises(ValueError, match=r"holds records but no comparison\.json"):
         comparison(tmp_path).open()

@@ -66,17 +66,61 @@ def test_a_record_of_other_settings_is_refused(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
     store.write(record())
     with pytest.raises(ValueError, match="other settings"):
-        store.get(spec(config={}))
+        store.get(spec(config={"model": {"a": [1]}}))
+    by_name = store.get(spec(config={}))
+    assert by_name is not None and by_name.seed == 3
 
 
-def test_what_is_no_record_is_said(tmp_path: Path) -> None:
+def test_where_a_class_of_this_package_is_imported_from_makes_no_other_run(tmp_path: Path) -> None:
+    paths = ("datamodules.gumbel.GumbelDataModule", "lightning_lift.datamodules.GumbelDataModule", "GumbelDataModule")
+    specs = [spec(config={"data": {"class_path": path}}) for path in paths]
+    RecordStore(tmp_path).write(RunRecord.of(specs[0], "finished"))
+    assert all(RecordStore(tmp_path).get(one) is not None for one in specs)
+    for other in ("datamodules.LaplaceDataModule", "mine.GumbelDataModule"):
+        with pytest.raises(ValueError, match="other settings"):
+            RecordStore(tmp_path).get(spec(config={"data": {"class_path": other}}))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b"{", b"", "Extra data"),
+        (b"{", b"\xff\xfe{", "utf-8"),
+        (b'"steps": 40', b'"steps": 4x0', "Expecting"),
+        (b'"steps": 40', b'"steps": "NaN"', "its steps is nan"),
+        (b'"steps": 40', b'"steps": 40.5', "its steps is 40.5"),
+        (b'"seed": 3', b'"seed": true', "its seed is True"),
+        (b'"outcome": "finished"', b'"outcome": "fine"', "its outcome is 'fine'"),
+        (b'"best": {', b'"best": 3, "other": {', "its metrics is"),
+        (b'"test/nll": 1.5', b'"test/nll": "1.5"', "its metrics is"),
+        (b'"val/nll": [', b'"val/nll": ["x", ', "its curves is"),
+        (b'"checkpoints": {}', b'"checkpoints": {"best": 1}', "its checkpoints is"),
+        (b'"versions": {}', b'"versions": []', "its versions is"),
+        (b'"seed": 3', b'"sead": 3', "sead"),
+        (b'"seed": 3,', b"", "seed"),
+    ],
+)
+def test_a_damaged_record_is_one_sentence_with_its_file_and_what_to_do(
+    tmp_path: Path, old: bytes, new: bytes, said: str
+) -> None:
     store = RecordStore(tmp_path)
     store.write(record())
     path = store.path(spec().key)
-    for text in ("{", "[1]", '{"key": "x"}'):
-        path.write_text(text)
-        with pytest.raises(ValueError, match="no record of a run"):
-            store.get(spec())
+    assert old in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    for read in (lambda: store.get(spec()), store.all):
+        with pytest.raises(ValueError, match="delete it, and the run is done again") as raised:
+            read()
+        assert str(path) in str(raised.value) and said in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ["[1]", "3", '"x"', "null"])
+def test_a_record_that_is_no_mapping_is_said(tmp_path: Path, content: str) -> None:
+    path = RecordStore(tmp_path).path(spec().key)
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"is no record of a run .*, not a mapping"):
+        RecordStore(tmp_path).get(spec())
 
 
 def test_the_temporary_file_of_a_killed_process_is_no_record(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 import torch
 import yaml
 
-from lightning_lift.compare.arms import Arm, parse_arm
+from lightning_lift.compare.arms import Arm, imported, parse_arm
 from lightning_lift.compare.build import count_parameters, make, make_from
 from lightning_lift.compare.records import RunSpec
 from lightning_lift.compare.specification import evaluation_interval, resolve, scaled_scheduler
+from lightning_lift.modules import LogConcaveEBM
 from lightning_lift.parameterizations import Lift
 from lightning_lift.settings import read_config
 
@@ -58,7 +59,7 @@ def written(folder: Path, **changes: Any) -> Path:
 def test_a_configuration_is_read_with_overrides_and_defaults(gumbel: dict[str, Any]) -> None:
     assert gumbel.keys() == {"seed_everything", "model", "data", "trainer", "compare"} and gumbel["compare"] == {}
     assert gumbel["data"]["init_args"]["batch_size"] == 16
-    assert gumbel["model"]["class_path"] == "lightning_lift.modules.LogConcaveEBM"
+    assert imported(gumbel["model"]["class_path"]) is LogConcaveEBM
     assert gumbel["model"]["init_args"]["network"]["init_args"]["activation"] == "softplus"
     assert "dim" not in gumbel["model"]["init_args"]  # linked from the data
     assert json.loads(json.dumps(gumbel)) == gumbel
@@ -243,7 +244,7 @@ def test_made_parts_have_the_settings_and_storable_hyperparameters(gumbel: dict[
     assert config == before  # the record stores it
     assert data.data_seed == 4 and data.batch_size == 16  # type: ignore[attr-defined]
     assert module.dim == 1 and module.learning_rate == 0.02  # type: ignore[attr-defined]
-    assert module.hparams["_class_path"] == "lightning_lift.modules.LogConcaveEBM"
+    assert imported(module.hparams["_class_path"]) is LogConcaveEBM
     assert module.hparams["parameterization"] == config["model"]["init_args"]["parameterization"]
     assert L.Trainer(**settings).max_steps == 10
 
