@@ -11,13 +11,14 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from torch import Tensor, nn
 
 from lightning_lift.datamodules.seeding import generator_at, stream_seed
+from lightning_lift.trusted import TrustedLoading
 
 _CHUNK = 1000  # images that pass through the encoder at once
 
 OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
 
-class ConvAutoencoder(L.LightningModule):
+class ConvAutoencoder(TrustedLoading, L.LightningModule):
     """Images to codes and back, trained on the mean squared error of a pixel.
 
     Two 3x3 convolutions of stride 2 and a linear layer to the code; a linear layer and two transposed 4x4 convolutions

@@ -13,11 +13,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning_lift.datamodules.loading import BatchLoader
 from lightning_lift.datamodules.seeding import check_data_seed, stream_seed
 from lightning_lift.datamodules.sources import Source
+from lightning_lift.trusted import TrustedLoading
 
 Split = TypeVar("Split")
 
 
-class InMemoryDataModule(LightningDataModule, Generic[Split]):
+class InMemoryDataModule(TrustedLoading, LightningDataModule, Generic[Split]):
     """Base of :class:`DensityDataModule` and :class:`LabelledDataModule`: a batch is indexed out of rows in memory.
 
     Every epoch's order and every fresh batch is a function of ``data_seed`` (and epoch and batch index) alone, and a

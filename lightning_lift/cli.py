@@ -95,9 +95,12 @@ class LiftCLI(LightningCLI):
         if path is None:
             super()._parse_ckpt_path()
             return
-        _check_checkpoint_path(str(path), subcommand)
+        stored = _checked_hyperparameters(str(path), subcommand)
         before = _flat(self.config[subcommand].get("model"))
-        super()._parse_ckpt_path()
+        if stored:
+            named = stored.pop("_class_path", None)
+            model = stored if named is None else {"class_path": named, "dict_kwargs": stored}
+            self.config = self.parser.parse_object({subcommand: {"model": model}}, self.config)
         after = _flat(self.config[subcommand].get("model"))
         for key in sorted(before.keys() & after.keys()):
             if before[key] != after[key] and key != "dim":  # dim is linked from the data
@@ -133,15 +136,17 @@ class LiftCLI(LightningCLI):
             self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
 
 
-def _check_checkpoint_path(path: str, subcommand: str) -> None:
+def _checked_hyperparameters(path: str, subcommand: str) -> dict[str, Any]:
     if path in ("best", "last", "hpc", "registry"):
         if subcommand == "fit":
-            return
+            return {}
         raise ValueError(
             f"--ckpt_path {path} means a fit of the same process, and this process has none: give the file (it is "
             "printed at the end of fit and stands in metrics.json), or run fit with --test_after_fit."
         )
-    read_checkpoint(path)
+    stored: dict[str, Any] = read_checkpoint(path).get("hyper_parameters", {})
+    stored.pop("_instantiator", None)
+    return stored
 
 
 def _with_shipped_names(args: list[str]) -> list[str]:

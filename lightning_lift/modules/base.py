@@ -54,9 +54,9 @@ class ConvexModule(TaskModule):
         super().__init__(dim=dim, optimizer=optimizer, lr_scheduler=lr_scheduler, learning_rate=learning_rate)
         self._projection_hooks: list[RemovableHandle] = []
         # The network draws its start before the parameterization draws anything: one seed, one start for all.
-        self.network = self.build(factory("network", network))
+        self.network = self.build(factory("network", network, ConvexNetwork))
         self._prefixes = [name for name, m in self.network.named_modules() if isinstance(m, ConvexNetwork)]
-        made = factory("parameterization", parameterization)()
+        made = factory("parameterization", parameterization, Parameterization)()
         if not isinstance(made, Parameterization):
             raise TypeError(f"parameterization made a {type(made).__name__}, not a Parameterization.")
         self.parameterization = made.bind(self.network, self.dim)

@@ -1,25 +1,27 @@
 """What this package writes into a checkpoint, how it is read, and what is refused."""
 
-import importlib
+import inspect
+import io
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_lift import __version__
-from lightning_lift.parameterizations import Parameterization
+from lightning_lift.modules.factories import plain
+from lightning_lift.parameterizations import Parameterization, names
+from lightning_lift.trusted import TrustedLoading, checked_hyperparameters, read_parts, resolve_class
 
 KEY = "lightning_lift"
 FORMAT = 1  # raised when a checkpoint of before can no longer be read
-
-
-def stamp_checkpoint(checkpoint: dict[str, Any]) -> None:
-    """Adds the package's version and the format's number."""
-    checkpoint[KEY] = {"version": __version__, "format": FORMAT}
+# Arguments of networks and parameterizations that only start the weights or train them.
+_NOT_MEANING = {"weight_init", "weight_init_value", "free_weight_std", "bias_std", "slack_start", "slack_std"}
+_NOT_MEANING |= {"latent_noise", "rho", "inner_steps"}
 
 
 def refresh_summaries(
@@ -56,34 +58,33 @@ def refresh_summaries(
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """A checkpoint as plain data, on the CPU: of this package, or of another LightningModule that it trained.
 
+    What it names is safe to be handed to the command line's parser and to Lightning: see ``lightning_lift.trusted``.
+
     Args:
         path: the file.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it cannot be read, is of another program, or is of a format that this version does not read.
+        ValueError: it cannot be read, is of another program, is of a format that this version does not read, or names
+            what a checkpoint must not.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(
-            f"{path}: no such file; the checkpoints of a run lie in its directory under checkpoints/."
-        )
-    try:
-        checkpoint = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint ({type(error).__name__}): it is truncated or of another program; "
-            "give a file that fit wrote."
-        ) from error
-    if not isinstance(checkpoint, Mapping) or not isinstance(checkpoint.get("state_dict"), Mapping):
-        raise ValueError(f"{path} is no checkpoint of lightning_lift (no 'state_dict'): give a file that fit wrote.")
-    if KEY in checkpoint:
-        check_stamp(checkpoint)
-    elif "_class_path" not in checkpoint.get("hyper_parameters", {}):  # other LightningModules are not stamped
+    checkpoint = read_parts(path)
+    stored = checkpoint.get("hyper_parameters", {})
+    if KEY not in checkpoint and "_class_path" not in stored:  # other LightningModules are not stamped
         raise ValueError(
             f"{path} is no checkpoint of lightning_lift and does not say which class it is of (no "
             "'hyper_parameters._class_path'): give a file that fit wrote, or load your module yourself."
         )
-    return dict(checkpoint)
+    try:
+        if KEY in checkpoint:
+            check_stamp(checkpoint)
+        cls: type = L.LightningModule
+        if "_class_path" in stored:
+            cls = resolve_class("_class_path", stored["_class_path"], (cls,))
+        checkpoint["hyper_parameters"] = checked_hyperparameters(cls, stored)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return checkpoint
 
 
 def load_module(path: str | Path) -> L.LightningModule:
@@ -94,34 +95,92 @@ def load_module(path: str | Path) -> L.LightningModule:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no checkpoint, or does not say of which class, or of one that cannot be imported.
+        ValueError: ``read_checkpoint`` refuses it, it does not say of which class it is, or that class refuses it.
     """
-    named = str(read_checkpoint(path).get("hyper_parameters", {}).get("_class_path", ""))
-    package, _, name = named.rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(package), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is of the class {named!r}, which cannot be imported ({error}).") from error
-    if not (isinstance(cls, type) and issubclass(cls, L.LightningModule)):
-        raise ValueError(f"{path} is of {named!r}, which is no LightningModule.")
-    module: L.LightningModule = cls.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    checkpoint = read_checkpoint(path)
+    named = checkpoint["hyper_parameters"].get("_class_path")
+    if named is None:
+        raise ValueError(f"{path} does not say which class it is of (no 'hyper_parameters._class_path').")
+    cls = resolve_class(str(path), named, (L.LightningModule,))
+    source: Any = path
+    if not issubclass(cls, TrustedLoading):  # Lightning's own would read the file as it is
+        torch.save(checkpoint, source := io.BytesIO())
+        source.seek(0)
+    module: L.LightningModule = cls.load_from_checkpoint(source, map_location="cpu", weights_only=True)
     return module
 
 
+class StoredModule(TrustedLoading, L.LightningModule):
+    """A LightningModule with plain hyperparameters, whose checkpoints are stamped, and checked before they are loaded.
+
+    Subclass requirements: the constructor calls ``save_plain_hyperparameters``; ``meaning`` names the arguments
+    without which the weights mean something else.
+    """
+
+    meaning: tuple[str, ...] = ("network", "parameterization")
+
+    def save_plain_hyperparameters(self) -> None:
+        """``save_hyperparameters`` in the plain form of ``factories``; called from a constructor.
+
+        Raises:
+            TypeError: an argument that a checkpoint could not store.
+        """
+        # The frames of the constructors that are running, outermost class first: Lightning reads their arguments.
+        frame = inspect.currentframe()
+        assert frame is not None
+        self.save_hyperparameters(frame=frame.f_back)
+        stored = {name: plain(name, value) for name, value in self.hparams.items()}
+        # The command line's own instantiator would hand this constructor objects that cannot be stored again; the plain
+        # forms are what it reads itself.
+        stored.pop("_instantiator", None)
+        if "_class_path" not in stored and inspect.getfullargspec(type(self).__init__).varkw is None:
+            stored["_class_path"] = f"{type(self).__module__}.{type(self).__qualname__}"  # lets the CLI load it
+        self.hparams.clear()
+        self.hparams.update(stored)
+        self._hparams_initial = AttributeDict(stored)
+
+    @classmethod
+    def check_overrides(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        """Refuse a network or parameterization in ``load_from_checkpoint`` that is not the stored one.
+
+        Args:
+            stored: hyperparameters of the checkpoint.
+            given: arguments that replace them.
+
+        Raises:
+            ValueError: they differ in what the weights mean; it names the difference.
+        """
+        _check_meaning(stored, {name: plain(name, given[name]) for name in cls.meaning if name in given})
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Stamp version and format."""
+        checkpoint[KEY] = {"version": __version__, "format": FORMAT}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another program, format, network or parameterization before a weight is loaded.
+
+        Raises:
+            ValueError: it is one of these, or damaged; it names the first difference.
+        """
+        check_stamp(checkpoint)
+        _check_meaning(checkpoint.get("hyper_parameters", {}), {name: self.hparams.get(name) for name in self.meaning})
+        _check_tensors(checkpoint["state_dict"], self.state_dict())
+
+
 def check_stamp(checkpoint: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint of another program or of another format.
+    """Refuse a checkpoint of another program or of another format.
 
     Args:
         checkpoint: as it was read.
 
     Raises:
-        ValueError: as said.
+        ValueError: it has no stamp of this package, or one of a format that this version does not read.
     """
     stamp = checkpoint.get(KEY)
-    if stamp is None:
+    if not isinstance(stamp, Mapping):
         raise ValueError(
-            "this is no checkpoint of lightning_lift (it has no 'lightning_lift' entry): pass one that a fit of this "
-            "package wrote."
+            f"this is no checkpoint of lightning_lift (its 'lightning_lift' entry is {stamp!r}): pass one that a fit "
+            "of this package wrote."
         )
     if stamp.get("format") != FORMAT:
         raise ValueError(
@@ -130,18 +189,40 @@ def check_stamp(checkpoint: Mapping[str, Any]) -> None:
         )
 
 
-def check_checkpoint(checkpoint: dict[str, Any], module: nn.Module) -> None:
-    """Refuses a checkpoint that does not fit, before any weight is loaded.
+def _check_meaning(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    for name in ours:
+        one, two = (_flat(settings.get(name), name) for settings in (theirs, ours))
+        for key in one.keys() & two.keys():  # a setting that only one version knows says nothing
+            if one[key] != two[key]:
+                raise ValueError(
+                    f"the checkpoint is of another {name}: it was trained with {key}={one[key]!r} and this module has "
+                    f"{two[key]!r}; use the configuration that it was trained with."
+                )
 
-    Args:
-        checkpoint: as it was read.
-        module: that is to receive it.
 
-    Raises:
-        ValueError: not of this package, of another format, or of another network or parameterization.
-    """
-    check_stamp(checkpoint)
-    theirs, ours = checkpoint["state_dict"], module.state_dict()
+def _flat(value: Any, name: str) -> dict[str, Any]:
+    """A factory's plain form as one level of dotted names, without what only starts or trains the weights."""
+    if not isinstance(value, Mapping) or "class_path" not in value:
+        return {name: list(value) if isinstance(value, tuple) else value}
+    flat = {name: _class_of(value["class_path"])}
+    for key, item in value.get("init_args", {}).items():
+        if key not in _NOT_MEANING:
+            flat |= _flat(item, f"{name}.{key}")
+    return flat
+
+
+def _class_of(path: str) -> str:
+    """One name for a class and for the short names that are subclasses with nothing of their own."""
+    try:
+        cls = resolve_class("", path, (object,))
+    except ValueError:
+        return path
+    while cls.__module__ == names.__name__ and cls.__base__ is not None:
+        cls = cls.__base__
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _check_tensors(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     missing, unknown = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
     if missing or unknown:
         raise ValueError(
@@ -149,8 +230,21 @@ def check_checkpoint(checkpoint: dict[str, Any], module: nn.Module) -> None:
             "beyond this module; use the configuration that it was trained with."
         )
     for name, tensor in ours.items():
-        if isinstance(tensor, torch.Tensor) and tensor.shape != theirs[name].shape:
+        found = theirs[name]
+        if isinstance(tensor, Mapping) and isinstance(found, Mapping):  # extra state
+            common = [key for key in tensor if isinstance(tensor[key], Tensor) and key in found]
+            _check_tensors(*({f"{name}.{key}": part[key] for key in common} for part in (found, tensor)))
+        elif isinstance(tensor, Tensor) != isinstance(found, Tensor) or isinstance(tensor, Mapping):
+            raise ValueError(f"the checkpoint is damaged: its {name} is a {type(found).__name__}.")
+        elif isinstance(tensor, Tensor) and tensor.shape != found.shape:
             raise ValueError(
-                f"the checkpoint's {name} has shape {tuple(theirs[name].shape)} and this module's "
-                f"{tuple(tensor.shape)}: widths or dimension differ; use the configuration that it was trained with."
+                f"the checkpoint's {name} has shape {tuple(found.shape)} and this module's {tuple(tensor.shape)}: "
+                "widths or dimension differ; use the configuration that it was trained with."
             )
+        elif isinstance(tensor, Tensor) and (
+            found.is_floating_point() != tensor.is_floating_point()
+            or (not found.is_floating_point() and found.dtype != tensor.dtype)
+            or found.layout != tensor.layout
+            or found.is_meta
+        ):
+            raise ValueError(f"the checkpoint is damaged: its {name} is {found.dtype}, and {tensor.dtype} is expected.")

@@ -3,19 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
-import lightning as L
 import torch
 import torch.nn.functional as F
-from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from lightning_lift.modules.checkpoints import check_checkpoint, stamp_checkpoint
-from lightning_lift.modules.factories import factory, plain
+from lightning_lift.modules.checkpoints import StoredModule
+from lightning_lift.modules.factories import factory
 from lightning_lift.modules.relu_networks import ReLUMLP
 
 
-class ReLUClassifier(L.LightningModule):
+class ReLUClassifier(StoredModule):
     """A classifier trained on cross-entropy; not a ConvexModule, and with no parameterization.
 
     Logged: ``loss`` (nats) and ``accuracy`` (share of rows) under ``train/``, ``val/`` and ``test/``. The training
@@ -39,17 +39,11 @@ class ReLUClassifier(L.LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters()
-        # The command line's own way to rebuild would store what it built; ``factory`` reads the plain form.
-        stored = {name: plain(name, value) for name, value in self.hparams.items() if name != "_instantiator"}
-        stored.setdefault("_class_path", f"{type(self).__module__}.{type(self).__qualname__}")
-        self.hparams.clear()
-        self.hparams.update(stored)
-        self._hparams_initial = AttributeDict(stored)
+        self.save_plain_hyperparameters()
         self.dim = dim
-        self._optimizer = factory("optimizer", optimizer)
-        self._lr_scheduler = None if lr_scheduler is None else factory("lr_scheduler", lr_scheduler)
-        self.network: nn.Module = factory("network", network)(dim)
+        self._optimizer = factory("optimizer", optimizer, Optimizer)
+        self._lr_scheduler = None if lr_scheduler is None else factory("lr_scheduler", lr_scheduler, LRScheduler)
+        self.network: nn.Module = factory("network", network, nn.Module)(dim)
         self.example_input_array = torch.randn(8, dim, generator=torch.Generator().manual_seed(0))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,15 +92,3 @@ class ReLUClassifier(L.LightningModule):
         if self._lr_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._lr_scheduler(optimizer)}
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Stamps version and format."""
-        stamp_checkpoint(checkpoint)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses what is no checkpoint of this package, of this format, or of this network.
-
-        Raises:
-            ValueError: as said.
-        """
-        check_checkpoint(checkpoint, self)

@@ -61,8 +61,10 @@ class LogConcaveEBM(DensityModule):
             lr_scheduler=lr_scheduler,
             learning_rate=learning_rate,
         )
-        self.partition: Partition = factory("partition", partition)()
-        self.evaluation: Partition | None = None if evaluation is None else factory("evaluation", evaluation)()
+        self.partition: Partition = factory("partition", partition, Partition)()
+        self.evaluation: Partition | None = (
+            None if evaluation is None else factory("evaluation", evaluation, Partition)()
+        )
         self._prepare(None)
         self._estimate: PartitionEstimate | None = None
 

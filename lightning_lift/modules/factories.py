@@ -2,10 +2,12 @@
 
 import contextlib
 import functools
-import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from lightning_lift.trusted import check_named, resolve_class
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -40,20 +42,22 @@ def plain(name: str, value: Any) -> Any:
     )
 
 
-def factory(name: str, value: Any) -> Callable[..., Any]:
+def factory(name: str, value: Any, base: type) -> Callable[..., Any]:
     """The callable behind a factory argument: itself, or built from its plain form.
 
     Args:
         name: of the argument, for the error.
         value: a callable, or ``{class_path, init_args}``.
+        base: what the plain form must name a subclass of: a checkpoint must not be able to call anything else.
 
     Raises:
         TypeError: neither of the two.
-        ValueError: the class path cannot be imported.
+        ValueError: the class path names no subclass of ``base``, or a class of a module that is not imported.
     """
     if isinstance(value, Mapping) and "class_path" in value:
-        made: Callable[..., Any] = functools.partial(_import(name, value["class_path"]), **value.get("init_args", {}))
-        return made
+        check_named(name, value, (base,))
+        made: Callable[..., Any] = resolve_class(name, value["class_path"], (base,))
+        return functools.partial(made, **value.get("init_args", {}))
     if not callable(value):
         raise TypeError(
             f"{name}={value!r}: give a class or a functools.partial of one (a factory, not a built object)."
@@ -72,24 +76,9 @@ def _described(name: str, cls: type, keywords: Mapping[str, Any]) -> dict[str, A
 
 def _class_path(name: str, cls: type) -> str:
     path = f"{cls.__module__}.{cls.__qualname__}"
-    try:
-        found = _import(name, path)
-    except ValueError:
-        found = None
-    if found is not cls:
+    if vars(sys.modules[cls.__module__]).get(cls.__qualname__) is not cls:
         raise TypeError(
             f"{name}={cls!r} cannot be found again by its path {path!r}, so a checkpoint could not be loaded: define "
             "the class at the top level of an importable module."
         )
     return path
-
-
-def _import(name: str, path: str) -> type:
-    module, _, attribute = path.rpartition(".")
-    try:
-        cls: type = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{name}: the class {path!r} cannot be imported ({error}); is its package installed?"
-        ) from error
-    return cls

@@ -92,7 +92,7 @@ class ConvexPotentialFlow(DensityModule):
             lr_scheduler=lr_scheduler,
             learning_rate=learning_rate,
         )
-        self.logdet = make_logdet(logdet, dim, chunk_size, factory("stochastic_logdet", stochastic_logdet))
+        self.logdet = make_logdet(logdet, dim, chunk_size, factory("stochastic_logdet", stochastic_logdet, LogDet))
         self.precision_name = precision
         self.inverse_tolerance, self.inverse_rows = inverse_tolerance, inverse_rows
         self._last: LogDetResult | None = None  # of the last rows that were scored, detached

@@ -53,6 +53,8 @@ class NormalizingFlow(DensityTask):
         TypeError: a factory that is not one, or that a checkpoint could not store.
     """
 
+    meaning = ("flow", "num_layers", "num_blocks", "num_bins", "tail_bound", "batch_norm", "mixing")
+
     def __init__(
         self,
         dim: int,

@@ -1,24 +1,22 @@
 """What every task shares: plain hyperparameters, optimizers, the data's units, checkpoints, freezing."""
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import lightning as L
 import torch
-from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lightning_lift.modules.checkpoints import check_checkpoint, stamp_checkpoint
-from lightning_lift.modules.factories import factory, plain
+from lightning_lift.modules.checkpoints import StoredModule
+from lightning_lift.modules.factories import factory
 from lightning_lift.modules.units import column_order, note_rows, warn_of_moved_rows
 from lightning_lift.networks.base import check_points
 
 
-class TaskModule(L.LightningModule):
+class TaskModule(StoredModule):
     """Base of every task on rows (N, D), with or without convex networks.
 
     Subclass requirements:
@@ -50,32 +48,17 @@ class TaskModule(L.LightningModule):
             raise ValueError(f"dim={dim!r}: the data need at least one column.")
         if learning_rate is not None and not learning_rate > 0.0:
             raise ValueError(f"learning_rate={learning_rate}: must be positive, or None for the optimizer's own.")
-        self._save_plain_hyperparameters()
+        self.save_plain_hyperparameters()
         self.dim = dim
         self.learning_rate = learning_rate
-        self._optimizer = factory("optimizer", optimizer)
-        self._lr_scheduler = None if lr_scheduler is None else factory("lr_scheduler", lr_scheduler)
+        self._optimizer = factory("optimizer", optimizer, Optimizer)
+        self._lr_scheduler = None if lr_scheduler is None else factory("lr_scheduler", lr_scheduler, LRScheduler)
         self._has_units = False
         # in float64, on the host: a mean far above the spread is lost in float32, and not every device has float64
         self.location, self.scale = torch.zeros(dim, dtype=torch.float64), torch.ones(dim, dtype=torch.float64)
         self.columns: list[str] | None = None
         self._rows: dict[str, Any] = {}
         self.support = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, dim).clone()
-
-    def _save_plain_hyperparameters(self) -> None:
-        # The frames of the constructors that are running, outermost class first: Lightning reads their arguments.
-        frame = inspect.currentframe()
-        assert frame is not None
-        self.save_hyperparameters(frame=frame.f_back)
-        stored = {name: plain(name, value) for name, value in self.hparams.items()}
-        # The command line's own instantiator would hand this constructor objects that cannot be stored again; the plain
-        # forms are what it reads itself.
-        stored.pop("_instantiator", None)
-        if "_class_path" not in stored and inspect.getfullargspec(type(self).__init__).varkw is None:
-            stored["_class_path"] = f"{type(self).__module__}.{type(self).__qualname__}"  # lets the CLI load it
-        self.hparams.clear()
-        self.hparams.update(stored)
-        self._hparams_initial = AttributeDict(stored)
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -292,15 +275,3 @@ class TaskModule(L.LightningModule):
         self.location, self.scale, self.support = state["location"], state["scale"], state["support"]
         self._has_units = state["has_units"]
         self.columns, self._rows = state.get("columns"), state.get("rows", {})  # checkpoints of before have neither
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Stamps version and format."""
-        stamp_checkpoint(checkpoint)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses what is no checkpoint of this package, of this format, or of this network, with one clear error.
-
-        Raises:
-            ValueError: as said.
-        """
-        check_checkpoint(checkpoint, self)

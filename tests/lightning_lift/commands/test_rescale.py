@@ -128,7 +128,7 @@ def test_errors_are_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "format 99" in fails(capsys, str(tmp_path / "new.ckpt"))
     checkpoint["hyper_parameters"]["_class_path"] = "nowhere.Nothing"
     torch.save(checkpoint, tmp_path / "gone.ckpt")
-    assert "cannot be imported" in fails(capsys, str(tmp_path / "gone.ckpt"))
+    assert "--import nowhere" in fails(capsys, str(tmp_path / "gone.ckpt"))
     run = trainer(tmp_path)
     run.fit(Nameless(), torch.utils.data.DataLoader(torch.rand(8, 2)))
     run.save_checkpoint(tmp_path / "nameless.ckpt")

@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_one_clear_error(tmp_path: Path, change: Any, messa
 
 def test_a_checkpoint_of_another_parameterization_is_refused(tmp_path: Path) -> None:
     saved(tmp_path, DirectSoftplus)
-    with pytest.raises(ValueError, match="another network or parameterization"):
+    with pytest.raises(ValueError, match="another parameterization"):
         trainer(tmp_path).test(make(Lift), datamodule=data(), ckpt_path=tmp_path / "x.ckpt", weights_only=True)
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lightning_lift.modules.factories import factory, plain
-from lightning_lift.networks import ICNN
-from lightning_lift.parameterizations import DirectSoftplus
+from lightning_lift.networks import ICNN, ConvexNetwork
+from lightning_lift.parameterizations import DirectSoftplus, Parameterization
 
 
 def test_plain_and_back() -> None:
@@ -13,9 +13,9 @@ def test_plain_and_back() -> None:
     assert stored["class_path"] == "lightning_lift.networks.icnn.ICNN"
     assert stored["init_args"]["widths"] == [4, 2]
     assert stored["init_args"]["strong_convexity"] == 0.02, "defaults are stored too"
-    assert len(factory("network", stored)(3).layers) == 2
-    assert factory("optimizer", plain("optimizer", torch.optim.Adam)).func is torch.optim.Adam
-    assert factory("parameterization", DirectSoftplus) is DirectSoftplus
+    assert len(factory("network", stored, ConvexNetwork)(3).layers) == 2
+    assert factory("optimizer", plain("optimizer", torch.optim.Adam), torch.optim.Optimizer).func is torch.optim.Adam
+    assert factory("parameterization", DirectSoftplus, Parameterization) is DirectSoftplus
 
 
 @pytest.mark.parametrize("value", [1, 1.5, "a", None, True, [1, [2.0]], {"a": {"b": 1}}])
@@ -60,4 +60,4 @@ def test_nested_values_are_refused_by_their_path() -> None:
 
 def test_a_class_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(ValueError, match="no_such_package"):
-        factory("network", {"class_path": "no_such_package.Net"})
+        factory("network", {"class_path": "no_such_package.Net"}, ConvexNetwork)
