@@ -192,8 +192,8 @@ def check_stamp(checkpoint: Mapping[str, Any]) -> None:
 def _check_meaning(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     for name in ours:
         one, two = (_flat(settings.get(name), name) for settings in (theirs, ours))
-        for key in one.keys() & two.keys():  # a setting that only one version knows says nothing
-            if one[key] != two[key]:
+        for key in one:
+            if key in two and one[key] != two[key]:  # a setting that only one version knows says nothing
                 raise ValueError(
                     f"the checkpoint is of another {name}: it was trained with {key}={one[key]!r} and this module has "
                     f"{two[key]!r}; use the configuration that it was trained with."
