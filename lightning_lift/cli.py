@@ -1,28 +1,30 @@
-"""The command line: ``lightning-lift fit|validate|test|predict --config FILE`` and ``rescale CHECKPOINT``."""
+"""The command line: ``lightning-lift fit|validate|test|predict --config FILE``, and the commands in ``commands``."""
 
+import argparse
+import dis
 import importlib
 import os
+import pkgutil
 import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
-from jsonargparse import ActionYesNo, Namespace, set_parsing_settings
+from jsonargparse import ActionYesNo, ArgumentError, Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ProgressBar, RichModelSummary, RichProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_warn
 
-import lightning_lift.datamodules  # noqa: F401  # so that short class names resolve
 from lightning_lift import __version__
 from lightning_lift.callbacks import PredictionWriter, RunSummary
 from lightning_lift.commands import COMMANDS, underscored
-from lightning_lift.modules import ConvexModule  # noqa: F401  # so that short class names resolve
 from lightning_lift.modules.checkpoints import read_checkpoint
-from lightning_lift.parameterizations import names  # noqa: F401  # short names of the parameterizations
-from lightning_lift.shipped import configuration, current_class_path
+from lightning_lift.setting_errors import one_sentence
+from lightning_lift.settings import instantiate, with_shipped_names
 
+_MENDABLE = (ValueError, OSError, ArgumentError, argparse.ArgumentError, MisconfigurationException)
 _TRACEBACK = "LIGHTNING_LIFT_TRACEBACK"
 _LOGGER = {
     "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
@@ -53,8 +55,13 @@ class LiftCLI(LightningCLI):
                 "prog": "lightning-lift",
                 "version": f"lightning_lift {__version__}",
                 "description": "Training input-convex neural networks. Commands besides those below, each with its own "
-                f"--help: {', '.join(COMMANDS)}.",
+                f"--help: {', '.join(COMMANDS)}. Every command takes --import MODULE, which imports a module of yours "
+                "first: its classes have short names then, and checkpoints may name them. --config takes a file, or "
+                "the name of one that `lightning-lift configs` lists.",
+                "exit_on_error": False,
+                **{name: {"exit_on_error": False} for name in self.subcommands()},
             },
+            load_from_checkpoint_support=False,  # `instantiate` does it
             args=args,
             run=run,
         )
@@ -87,13 +94,17 @@ class LiftCLI(LightningCLI):
             self.config = parser.parse_object(args)
             return
         args = underscored(sys.argv[1:] if args is None else args)
-        self.config = parser.parse_args(_with_shipped_names(args))
+        self.config = parser.parse_args(with_shipped_names(args))
 
     def _parse_ckpt_path(self) -> None:
         subcommand = self.config.get("subcommand")
         path = self.config[subcommand].get("ckpt_path") if subcommand else None
         if path is None:
-            super()._parse_ckpt_path()
+            if subcommand not in (None, "fit"):
+                raise ValueError(
+                    f"{subcommand} without --ckpt_path would evaluate an untrained model: give the checkpoint of a fit "
+                    "(its path is printed at the end of fit), or run fit with --test_after_fit."
+                )
             return
         stored = _checked_hyperparameters(str(path), subcommand)
         before = _flat(self.config[subcommand].get("model"))
@@ -103,11 +114,18 @@ class LiftCLI(LightningCLI):
             self.config = self.parser.parse_object({subcommand: {"model": model}}, self.config)
         after = _flat(self.config[subcommand].get("model"))
         for key in sorted(before.keys() & after.keys()):
-            if before[key] != after[key] and key != "dim":  # dim is linked from the data
+            if key != "dim" and not _is_same(key, before[key], after[key]):  # dim is linked from the data
                 rank_zero_warn(
                     f"model.{key}={before[key]!r} is replaced by the checkpoint's {after[key]!r}: a checkpoint brings "
                     "its own model settings."
                 )
+
+    def instantiate_classes(self) -> None:
+        """Makes the data module, the model and the trainer."""
+        self._dump_config()
+        self.config_init = instantiate(self.parser, self.config, self.config_dump)
+        self.datamodule, self.model = (self._get(self.config_init, key) for key in ("data", "model"))
+        self.trainer = self.instantiate_trainer()
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """The trainer, with a rich progress bar and a run summary unless the configuration brings its own."""
@@ -149,14 +167,11 @@ def _checked_hyperparameters(path: str, subcommand: str) -> dict[str, Any]:
     return stored
 
 
-def _with_shipped_names(args: list[str]) -> list[str]:
-    """Arguments in which a configuration's bare name is its path, and a class path of an earlier version today's."""
-    named = []
-    for before, arg in zip(["", *args], args, strict=False):
-        flag, equals, value = arg.partition("=") if arg.startswith("-") else ("", "", arg)
-        is_config = (flag if equals else before) in ("-c", "--config")
-        named.append(flag + equals + (configuration(value) if is_config else current_class_path(value)))
-    return named
+def _is_same(key: str, old: Any, new: Any) -> bool:
+    """Whether two settings mean the same; one class has several paths."""
+    if old != new and key.endswith("class_path"):
+        return pkgutil.resolve_name(old) is pkgutil.resolve_name(new)
+    return bool(old == new)
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -176,21 +191,53 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 def main(args: ArgsType = None) -> None:
     """Runs the command line.
 
-    Errors that a user can mend (a bad value, a missing file) are printed in one line and end with status 1; with the
-    environment variable LIGHTNING_LIFT_TRACEBACK=1 they are raised with their traceback.
+    Errors that a user can mend (a bad value, a missing file) and errors that this package itself raises are printed in
+    one line and end with status 1; with the environment variable LIGHTNING_LIFT_TRACEBACK=1 they are raised with their
+    traceback, as every other error is.
 
     Args:
         args: the command line, or None for ``sys.argv``.
     """
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 on torch 2.13
-    arguments = sys.argv[1:] if args is None else args
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # for a user's modules; never first, where they could hide a library
     try:
+        arguments = _import_modules(sys.argv[1:] if args is None else args)
         if isinstance(arguments, list) and arguments and arguments[0] in COMMANDS:
             importlib.import_module(COMMANDS[arguments[0]]).main(underscored(arguments[1:]))
             return
         LiftCLI(arguments)
-    except (ValueError, FileNotFoundError, MisconfigurationException) as error:
-        if os.environ.get(_TRACEBACK) == "1":
+    except Exception as error:
+        if os.environ.get(_TRACEBACK) == "1" or not (isinstance(error, _MENDABLE) or _is_raised_by_us(error)):
             raise
-        sys.stderr.write(f"lightning-lift: error: {error}\n({_TRACEBACK}=1 shows where it was raised.)\n")
+        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)  # a KeyError quotes
+        text = one_sentence(text) if isinstance(error, ArgumentError) else text
+        sys.stderr.write(f"lightning-lift: error: {text}\n({_TRACEBACK}=1 shows where it was raised.)\n")
         raise SystemExit(1) from error
+
+
+def _import_modules(args: ArgsType) -> ArgsType:
+    """Imports what ``--import`` names, in any place, and gives the other arguments."""
+    if not isinstance(args, list):
+        return args
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE")
+    parsed, others = parser.parse_known_args(args)
+    for name in parsed.modules:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"--import {name}: {error}; it is looked for in the working directory and on the Python path."
+            ) from error
+    return others
+
+
+def _is_raised_by_us(error: Exception) -> bool:
+    """Whether a ``raise`` of this package made it: its text is written for the user, unlike a bug's."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None or not str(place.tb_frame.f_globals.get("__name__")).startswith("lightning_lift."):
+        return False
+    return place.tb_frame.f_code.co_code[place.tb_lasti] == dis.opmap["RAISE_VARARGS"]

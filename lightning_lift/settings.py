@@ -3,7 +3,6 @@
 import copy
 import functools
 import json
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,11 +10,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
+import yaml
 from jsonargparse import (  # type: ignore[attr-defined]
     ActionConfigFile,
     ActionYesNo,
     ArgumentError,
     Namespace,
+    get_loader,
+    set_loader,
     set_parsing_settings,
 )
 from lightning.pytorch.cli import LightningArgumentParser
@@ -25,8 +27,13 @@ import lightning_lift.callbacks
 import lightning_lift.datamodules  # so that short class names resolve, here and in the next lines
 import lightning_lift.modules  # noqa: F401
 from lightning_lift.parameterizations import names  # noqa: F401  # short names of the parameterizations
+from lightning_lift.setting_errors import one_sentence
+from lightning_lift.shipped import configuration, current_class_path, current_class_paths
 
 SECTIONS = ("seed_everything", "model", "data", "trainer")
+_load_yaml = get_loader("yaml")
+# Configurations of earlier versions, which the parser itself reads, name classes as those did.
+set_loader("yaml", lambda text: current_class_paths(_load_yaml(text)), (yaml.YAMLError,))
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # Lightning's own name for what makes modules from settings
 
 
@@ -34,8 +41,8 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     """Reads the configuration of a fit, with every default filled in.
 
     Args:
-        path: of the YAML file that ``lightning-lift fit --config`` would read; it may have a ``compare`` mapping with
-            defaults of the compare command.
+        path: what ``lightning-lift fit --config`` would take; the file may have a ``compare`` mapping with defaults of
+            the compare command.
         overrides: further arguments as fit takes them, such as ``--data.batch_size=64`` or another ``--config``.
 
     Returns:
@@ -45,15 +52,49 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
         FileNotFoundError: there is no such file.
         ValueError: the file or an override is not valid.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"--config {path}: no such file.")
     with _said_in_one_line(f"--config {path}"):
-        parsed = _parser().parse_args(["--config", str(path), *overrides])
+        parsed = _parser().parse_args(with_shipped_names(["--config", str(path), *overrides]))
     settings = _plain(parsed)
     for section in ("model", "data"):
         if settings[section] is None:
             raise ValueError(f"--config {path}: it has no {section!r}; a comparison needs a model and a data module.")
     return settings
+
+
+def with_shipped_names(args: Sequence[str]) -> list[str]:
+    """Arguments in which each configuration is a file that can be read, and each class path the one of today.
+
+    Args:
+        args: as fit takes them; a ``--config`` may be the bare name of a configuration that the package ships.
+
+    Raises:
+        FileNotFoundError: there is no such configuration.
+        ValueError: a configuration is no YAML mapping.
+    """
+    named = []
+    for before, arg in zip(["", *args], args, strict=False):
+        flag, equals, value = arg.partition("=") if arg.startswith("-") else ("", "", arg)
+        is_config = (flag if equals else before) in ("-c", "--config")
+        named.append(flag + equals + (_configuration_file(value) if is_config else current_class_path(value)))
+    return named
+
+
+def _configuration_file(name: str) -> str:
+    path = configuration(name)
+    if "://" in path:  # read through fsspec
+        return path
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"--config {name}: no such file, and the package ships no configuration of this name; `lightning-lift "
+            "configs` lists those that it ships."
+        )
+    try:
+        content = _load_yaml(Path(path).read_text(encoding="utf-8"))
+    except Exception as error:
+        raise ValueError(f"--config {name}: is no YAML file ({' '.join(str(error).split())}).") from error
+    if not isinstance(content, Mapping):
+        raise ValueError(f"--config {name}: holds no mapping of settings (model, data, trainer).")
+    return path
 
 
 def checked(config: Mapping[str, Any], subject: str) -> dict[str, Any]:
@@ -83,19 +124,47 @@ def instantiated(config: Mapping[str, Any]) -> Namespace:
     Raises:
         ValueError: settings that are not valid, or that a constructor refuses.
     """
-    parser = _parser()
     sections = copy.deepcopy({key: config[key] for key in SECTIONS if key in config})
-    makers = [
-        (_instantiator(key, config.get(key)), cls, True)
-        for key, cls in (("model", L.LightningModule), ("data", L.LightningDataModule))
-    ]
     with warnings.catch_warnings(), _said_in_one_line("the configuration"):
         warnings.simplefilter("ignore")
-        parsed = parser.parse_object(sections)
-        return cast(Namespace, parser.instantiate(parsed, instantiate_groups=False, instantiators=makers))
+        return instantiate(_parser(), _parser().parse_object(sections), config, instantiate_groups=False)
 
 
-def _instantiator(key: str, settings: Any) -> Callable[..., Any]:
+def instantiate(
+    parser: LightningArgumentParser, parsed: Namespace, settings: Mapping[str, Any], instantiate_groups: bool = True
+) -> Namespace:
+    """Makes what parsed settings describe; the modules' hyperparameters are their settings.
+
+    A constructor's error is raised as it is, where jsonargparse would tell every alternative of the argument's type.
+
+    Args:
+        parser: that gave ``parsed``.
+        parsed: the parsed settings.
+        settings: the same as plain data, ``model`` and ``data``.
+        instantiate_groups: whether to instantiate class groups too, as jsonargparse calls them.
+    """
+    refused: list[Exception] = []
+
+    def construct(cls: type, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return cls(*args, **kwargs)
+        except Exception as error:
+            refused.append(error)
+            raise
+
+    makers: list[tuple[Callable[..., Any], type, bool]] = [
+        (_instantiator(construct, key, settings.get(key)), cls, True)
+        for key, cls in (("model", L.LightningModule), ("data", L.LightningDataModule))
+    ]
+    makers.append((construct, object, True))
+    try:
+        return cast(Namespace, parser.instantiate(parsed, instantiate_groups, instantiators=makers))
+    except Exception as error:
+        failure = refused[-1] if refused else error
+    raise failure
+
+
+def _instantiator(construct: Callable[..., Any], key: str, settings: Any) -> Callable[..., Any]:
     """Makes a module whose hyperparameters are its settings, as the command line does: fit loads what it saves."""
 
     def instantiate(cls: type, *args: Any, applied_instantiation_links: dict[str, Any], **kwargs: Any) -> Any:
@@ -107,7 +176,7 @@ def _instantiator(key: str, settings: Any) -> Callable[..., Any]:
         start = f"{key}.init_args."
         given |= {k[len(start) :]: v for k, v in applied_instantiation_links.items() if k.startswith(start)}
         with _given_hyperparameters_context(hparams=given, instantiator=_INSTANTIATOR):
-            return cls(*args, **kwargs)
+            return construct(cls, *args, **kwargs)
 
     return instantiate
 
@@ -145,12 +214,4 @@ def _said_in_one_line(subject: str) -> Iterator[None]:
     try:
         yield
     except ArgumentError as error:
-        lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
-        # jsonargparse names the key first, and last the innermost reason among those of each type that it tried.
-        reasons = [line for line in lines if "Expected a <class 'NoneType'>" not in line and not _is_noise(line)]
-        text = re.sub(r"Type \S+\[.*?\] expects a function or a callable class: ", "", " ".join(reasons))
-        raise ValueError(f"{subject}: {re.sub(r'[.] Got value: Namespace.*', '', text)}") from error
-
-
-def _is_noise(line: str) -> bool:
-    return line.startswith(("Given value", "Subtypes:", "Errors:", "Does not validate against any"))
+        raise ValueError(f"{subject}: {one_sentence(str(error))}") from error

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning_lift import __all__
+
 _ROOT = Path(__file__).parent
 CONFIGS = _ROOT / "configs"
 
@@ -25,8 +27,9 @@ def current_class_path(path: str) -> str:
     """The import path of today of a class that an earlier version of this package named.
 
     Version 0.1 imported its data modules from a top-level package ``datamodules``. What it shipped there is ours; any
-    other ``datamodules.X`` is a user's own package and stays as it is, so no class is ever imported a second time. A
-    class of ours whose file has been renamed is found in the package around it.
+    other ``datamodules.X`` is a user's own package and stays as it is, so no class is ever imported a second time. What
+    ``lightning_lift`` itself offers is named there; a class of ours whose file has been renamed is found in the package
+    around it.
 
     Args:
         path: any text, such as ``datamodules.gumbel.GumbelDataModule``.
@@ -36,6 +39,8 @@ def current_class_path(path: str) -> str:
         return f"lightning_lift.datamodules.{name}"
     if not package.startswith("lightning_lift."):
         return path
+    if name in __all__:
+        return f"lightning_lift.{name}"
     module = _ROOT.joinpath(*package.split(".")[1:])
     if module.is_dir() or module.with_suffix(".py").is_file() or not module.parent.is_dir():
         return path

@@ -15,8 +15,9 @@ from lightning_lift.shipped import configuration, configurations, current_class_
         ("datamodules.gumbel.GumbelDataModule", "lightning_lift.datamodules.GumbelDataModule"),
         ("datamodules.autoencoder.ConvAutoencoder", "lightning_lift.datamodules.ConvAutoencoder"),
         ("lightning_lift.partition.no_such_file.Quadrature", "lightning_lift.partition.Quadrature"),
-        ("lightning_lift.modules.energy.LogConcaveEBM", "lightning_lift.modules.energy.LogConcaveEBM"),
-        ("lightning_lift.modules.LogConcaveEBM", "lightning_lift.modules.LogConcaveEBM"),
+        ("lightning_lift.modules.energy.LogConcaveEBM", "lightning_lift.LogConcaveEBM"),
+        ("lightning_lift.modules.ReLUMLP", "lightning_lift.modules.ReLUMLP"),
+        ("lightning_lift.modules.relu_networks.ReLUMLP", "lightning_lift.modules.relu_networks.ReLUMLP"),
         ("datamodules.MyDataModule", "datamodules.MyDataModule"),  # a user's own package of that name
         ("datamodules.gumbel.MyGumbel", "datamodules.gumbel.MyGumbel"),
         ("datamodules.mine.GumbelDataModule", "datamodules.mine.GumbelDataModule"),
