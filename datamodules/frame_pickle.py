@@ -1,23 +1,30 @@
 """Reading the numbers of a pickled pandas frame without executing what the file asks for.
 
-A pickle is a program: loading one from the internet runs whatever its author wished. Here only NumPy arrays are made;
-everything of pandas becomes an inert record, from which the blocks of numbers and the column names are taken. Any other
-name in the file is an error. As no pandas code runs, frames written by long-gone versions of pandas can be read, too.
+A pickle is a program: loading one from the internet runs whatever its author wished. Here nothing of pandas or NumPy is
+called: every object of theirs becomes an inert record, and the arrays are made afterwards, from records that hold plain
+numbers. Any other name in the file is an error. No more memory is asked for than a few times the file's size. As no
+pandas code runs, frames written by long-gone versions of pandas can be read, too.
 """
 
+import io
+import math
 import pickle
-from collections.abc import Callable
-from typing import IO, Any, cast
+import pickletools
+import re
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-_ARRAY_MODULES = [f"numpy.{core}.{module}" for core in ("core", "_core") for module in ("multiarray", "numeric")]
+LARGEST = 1_000_000_000
+"""Bytes of the largest pickle that is read; the published one has about 160 million."""
+
+_Array = npt.NDArray[np.generic]
 
 
 def read_frame(file: IO[bytes], source: str) -> pd.DataFrame:
-    """Reads a pickled frame of numbers.
+    """Read a pickled frame of numbers.
 
     Args:
         file: The pickle, uncompressed; of any protocol, also written by Python 2.
@@ -27,14 +34,21 @@ def read_frame(file: IO[bytes], source: str) -> pd.DataFrame:
         A frame of float64 columns with the names and order of the pickled one, and rows numbered from 0.
 
     Raises:
-        ValueError: If the file asks for anything but arrays and pandas records, holds no frame of numbers, or is
-            damaged.
+        ValueError: If the file asks for anything but arrays and pandas records, holds no frame of numbers, is too large
+            or is damaged.
     """
     target = f"{source.removesuffix('.pickle')}.parquet"
     try:
-        record = _Restricted(file, encoding="latin1").load()
-        return _frame(record)
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError) as error:
+        content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise ValueError(f"it has more than {LARGEST:,} bytes")
+        for _ in pickletools.genops(content):
+            pass  # every count in it is a number of bytes that are there, before anything is made of that size
+        return _frame(_Restricted(io.BytesIO(content), encoding="latin1").load(), len(content))
+    except (
+        *(pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError),
+        *(ArithmeticError, MemoryError, RecursionError, ImportError),
+    ) as error:
         raise ValueError(
             f"{source!r} cannot be read as a frame of numbers ({error}). It is a pickle, of which nothing but plain "
             "numbers is read and nothing is executed. If you trust the file, convert it yourself, with\n"
@@ -44,77 +58,107 @@ def read_frame(file: IO[bytes], source: str) -> pd.DataFrame:
 
 
 class _Record:
-    """Stands for an object of pandas: its class's name, what it was made from and what was put into it."""
+    """Stands for an object: its class's name, what it was made from and what was put into it."""
 
     origin = ""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "_Record":
         record = super().__new__(cls)
-        record.args, record.state, record.items = args, None, []
+        record.args, record.state = args, None
         return record
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.args: tuple[Any, ...]
         self.state: Any
-        self.items: list[Any]
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
     def append(self, item: Any) -> None:
-        self.items.append(item)
+        pass
 
     def extend(self, items: Any) -> None:
-        self.items.extend(items)
+        pass
 
 
-class _Restricted(pickle.Unpickler):
-    """An unpickler that knows arrays and records only."""
+# in Python, whose memo is a dictionary: the one in C makes an array as long as the largest number in the file
+class _Restricted(pickle._Unpickler):
+    """An unpickler that makes records only."""
 
     def find_class(self, module: str, name: str) -> Any:
+        module = {"__builtin__": "builtins", "copy_reg": "copyreg"}.get(module, module)
         if module.split(".")[0] == "pandas":
             return type(name, (_Record,), {"origin": f"{module}.{name}"})
-        known = _KNOWN.get((_ALIASES.get(module, module), name))
-        if known is None:
+        if re.fullmatch(r"numpy(\._?core\.(multiarray|numeric))?", module):
+            module = "numpy"
+        if (module, name) not in _KNOWN:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return known
+        return _KNOWN[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError("it refers to objects outside the file")
 
 
-def _reconstructor(cls: Any, base: Any, state: Any) -> _Record:
+# Classes, because a pickle can put attributes on a function.
+class _Reconstructor(_Record):
     """What Python 2 made plain objects by; only records are."""
-    if not (isinstance(cls, type) and issubclass(cls, _Record)):
-        raise pickle.UnpicklingError(f"it makes an object of {cls!r}")
-    return cls()
+
+    def __new__(cls, made: Any, base: Any, state: Any) -> Any:
+        if not (isinstance(made, type) and issubclass(made, _Record)):
+            raise pickle.UnpicklingError(f"it makes an object of {made!r}")
+        return made()
 
 
-def _encode(text: str, encoding: str) -> bytes:
+class _Encode(_Record):
     """How protocol 2 writes bytes."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it asks for the codec {encoding!r}")
-    return text.encode("latin1")
+
+    def __new__(cls, text: str, encoding: str) -> Any:
+        if encoding != "latin1":
+            raise pickle.UnpicklingError(f"it asks for the codec {encoding!r}")
+        return text.encode("latin1")
 
 
-_ALIASES = {"__builtin__": "builtins", "copy_reg": "copyreg", **dict.fromkeys(_ARRAY_MODULES, "numpy")}
-_ARRAY = np.zeros((1, 1))
-_KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    # the functions that NumPy's own pickles name, whatever private module they live in
-    ("numpy", "_reconstruct"): cast(Callable[..., Any], _ARRAY.__reduce__()[0]),
-    ("numpy", "_frombuffer"): cast(Callable[..., Any], _ARRAY.__reduce_ex__(5)[0]),
-    ("numpy", "scalar"): cast(Callable[..., Any], np.float64(0.0).__reduce__()[0]),
-    ("builtins", "slice"): slice,
-    ("builtins", "object"): object,
-    ("copyreg", "_reconstructor"): _reconstructor,
-    ("_codecs", "encode"): _encode,
+_KNOWN: dict[tuple[str, str], Any] = {
+    **{
+        (module, name): type(name, (_Record,), {"origin": f"{module}.{name}"})
+        for module, name in [
+            *(("numpy", name) for name in ("ndarray", "dtype", "_reconstruct", "_frombuffer", "scalar")),
+            ("builtins", "slice"),
+            ("builtins", "object"),
+        ]
+    },
+    ("copyreg", "_reconstructor"): _Reconstructor,
+    ("_codecs", "encode"): _Encode,
 }
 
 
-def _frame(record: Any) -> pd.DataFrame:
-    """Puts a frame together from the record of its block manager."""
+def _array(record: Any) -> _Array | list[Any]:
+    """Make the array that a record of NumPy's describes: of numbers, or a list where it holds objects."""
+    origin = getattr(record, "origin", type(record).__name__)
+    if origin == "numpy._reconstruct":
+        _, shape, dtype, is_fortran, content = record.state
+    elif origin == "numpy._frombuffer":
+        content, dtype, shape, order = record.args
+        is_fortran = order == "F"
+    else:
+        raise ValueError(f"it holds {origin} where an array should be")
+    code = dtype.args[0]
+    if re.fullmatch(r"O\d?", code):
+        if not isinstance(content, list):
+            raise ValueError("an array of objects is no list")
+        return content
+    if not re.fullmatch(r"f[248]|[iu][1248]", code):
+        raise ValueError(f"a block of columns is not numbers but {code}")
+    order = "" if dtype.state is None else dtype.state[1]
+    data = content.encode("latin1") if isinstance(content, str) else bytes(memoryview(content))
+    numbers: _Array = np.frombuffer(data, np.dtype(f"{order if order in ('<', '>') else ''}{code}"))
+    if math.prod(shape) != numbers.size or min(shape, default=0) < 0:
+        raise ValueError(f"an array of shape {shape} has {numbers.size} numbers")
+    return numbers.reshape(shape, order="F" if is_fortran else "C")
+
+
+def _frame(record: Any, size: int) -> pd.DataFrame:
+    """Put a frame together from the record of its block manager; its arrays have ``size`` bytes at most."""
     if not isinstance(record, _Record) or type(record).__name__ != "DataFrame":
         raise ValueError(f"it holds {type(record).__name__}, no DataFrame")
     state = record.state
@@ -126,25 +170,33 @@ def _frame(record: Any) -> pd.DataFrame:
         blocks, axes = [block.args[:2] for block in manager.args[0]], manager.args[1]
     names = _labels(axes[0])
     columns: list[npt.NDArray[np.float64] | None] = [None] * len(names)
-    for values, places in blocks:
-        if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu" or values.ndim != 2:
-            raise ValueError(f"a block of columns is not numbers but {getattr(values, 'dtype', type(values).__name__)}")
-        positions = np.arange(len(names))[places]
+    for record, places in blocks:
+        values = _array(record)
+        if not isinstance(values, np.ndarray) or values.ndim != 2:
+            raise ValueError("a block of columns is not numbers but object")
+        size -= values.nbytes
+        if size < 0:
+            raise ValueError("its columns are larger than the file")
+        is_slice = getattr(places, "origin", "") == "builtins.slice"
+        positions = np.arange(len(names))[slice(*places.args) if is_slice else _array(places)]
         if len(positions) != len(values):
             raise ValueError(f"a block of {len(values)} columns belongs to {len(positions)} places")
         for position, column in zip(positions, values, strict=True):
             columns[position] = column.astype(np.float64)
     if missing := [name for name, column in zip(names, columns, strict=True) if column is None]:
-        raise ValueError(f"the columns {missing} have no values")
+        raise ValueError(f"the columns {missing[:40]} have no values")
     return pd.DataFrame(dict(zip(names, columns, strict=True)))
 
 
 def _labels(index: Any) -> list[str]:
     data = index.args[1]["data"]
-    if isinstance(data, _Record) and data.state is not None:  # an extension array around an array of objects
+    if not data.origin.startswith("numpy.") and data.state is not None:  # an extension array around one of objects
         parts = data.state if isinstance(data.state, tuple) else tuple(data.state.values())
-        data = next(part for part in parts if isinstance(part, np.ndarray))
-    names = [str(name) for name in np.asarray(data).tolist()]
+        data = next(part for part in parts if getattr(part, "origin", "").startswith("numpy."))
+    labels = _array(data)
+    if not all(isinstance(label, str | int | np.number) for label in labels):
+        raise ValueError("its column names are neither words nor numbers")
+    names = [str(label) for label in labels]
     if len(set(names)) < len(names):
-        raise ValueError(f"column names occur more than once: {names}")
+        raise ValueError(f"column names occur more than once: {names[:40]}")
     return names

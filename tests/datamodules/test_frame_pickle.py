@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lightning_lift.datamodules import frame_pickle
 from lightning_lift.datamodules.frame_pickle import read_frame
 
 NAMES = pd.Index(["Time", "CO", "x", "count"], dtype=object)
@@ -93,10 +94,13 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
         (b"cos\nsystem\n(S'true'\ntR.", "asks for os.system"),
         (b"cbuiltins\neval\n(S'1'\ntR.", "asks for builtins.eval"),
         (b"cnumpy\nload\n(S'x'\ntR.", "asks for numpy.load"),
-        (b"ccopy_reg\n_reconstructor\n(c__builtin__\nobject\nc__builtin__\nobject\nNtR.", "makes an object of"),
+        (b"ccopy_reg\n_reconstructor\n(c__builtin__\nobject\nc__builtin__\nobject\nNtR.", "holds object, no DataFrame"),
+        (b"ccopy_reg\n_reconstructor\n(N(Nt.", "cannot be read as a frame"),
+        (b"ccopy_reg\n_reconstructor\n(NNNtR.", "makes an object of"),
+        (b"c_codecs\nencode\n(N}S'__defaults__'\nN(Nts\x86b.", "cannot be read as a frame"),
         (b"Pelsewhere\n.", "outside the file"),
         (pickle.dumps([1, 2]), "holds list, no DataFrame"),
-        (pickle.dumps(np.zeros(3)), "holds ndarray, no DataFrame"),
+        (pickle.dumps(np.zeros(3)), "holds _reconstruct, no DataFrame"),
         (b"", "cannot be read as a frame"),
         (b"not a pickle", "cannot be read as a frame"),
     ],
@@ -114,3 +118,64 @@ def test_cut_off_and_columns_that_are_no_numbers() -> None:
     words.columns = pd.Index([*NAMES, "word"], dtype=object)
     with pytest.raises(ValueError, match="not numbers but object"):
         read_frame(io.BytesIO(pickle.dumps(words)), "x.pickle")
+
+
+def spoilt(find: bytes, put: bytes, protocol: int = 4) -> bytes:
+    content = pickle.dumps(frame(), protocol=protocol)
+    assert find in content
+    return content.replace(find, put)
+
+
+DEAD_POINTERS = pickle.dumps(np.full(4, 0xDEAD, dtype=np.int64).tobytes())[2:-1]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        # ndarray(shape, object, buffer): reading an element would follow an address of the author's choice
+        b"cnumpy\nndarray\n((K\x04tcnumpy\ndtype\n(S'O'\ntR" + DEAD_POINTERS + b"tR.",
+        b"cnumpy.core.numeric\n_frombuffer\n(" + DEAD_POINTERS + b"cnumpy\ndtype\n(S'O'\ntR(K\x04tS'C'\ntR.",
+        b"cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\n(S'O'\ntR" + DEAD_POINTERS + b"tR.",
+        # the same in the place of a frame's block
+        spoilt(b"f8", b"O8"),
+        spoilt(b"f8", b"V8"),
+        spoilt(b"f8", b"f9"),
+        # counts far above the size of the file
+        b"B\xff\xff\xff\x7f.",
+        b"\x80\x05\x8e" + b"\xff" * 7 + b"\x00.",
+        b"\x80\x05\x96" + b"\xff" * 5 + b"\x00\x00\x00.",
+        b"\x80\x05\x95" + b"\xff" * 7 + b"\x00N.",
+        b"Nr\xff\xff\xff\xff.",
+        spoilt(b"K\x07", b"M\xff\xff"),
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I1000000000000\ntS'b'\ntR.",
+        b"(" * 100_000 + b"l" * 100_000 + b".",
+    ],
+)
+def test_a_hostile_pickle_is_one_error(payload: bytes) -> None:
+    with pytest.raises(ValueError, match="cannot be read as a frame of numbers"):
+        read_frame(io.BytesIO(payload), "x.pickle")
+
+
+def test_columns_that_share_their_numbers_are_not_larger_than_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few bytes a column would otherwise ask for the whole array again."""
+    old = old_pandas(monkeypatch)
+    names = [str(i) for i in range(200)]
+
+    class LabelIndex:
+        def __reduce__(self):
+            return old._new_Index, (old.Index, {"data": np.array(names, dtype=object), "name": None})
+
+    values = np.zeros((1, 10_000))
+    blocks = [{"values": values, "mgr_locs": slice(i, i + 1)} for i in range(200)]
+    manager = old.BlockManager()
+    manager.saved = ([LabelIndex()], [], [], {"0.14.1": {"axes": [LabelIndex()], "blocks": blocks}})
+    whole = old.DataFrame()
+    whole.saved = manager
+    with pytest.raises(ValueError, match="columns are larger than the file"):
+        read_frame(io.BytesIO(pickle.dumps(whole)), "x.pickle")
+
+
+def test_a_file_beyond_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_pickle, "LARGEST", 100)
+    with pytest.raises(ValueError, match="more than 100 bytes"):
+        read_frame(io.BytesIO(pickle.dumps(frame())), "x.pickle")
