@@ -1,7 +1,6 @@
 """Arrays that took long to read, kept as ``.npy`` files under a fingerprint of where they came from."""
 
 import hashlib
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from lightning_lift.files import whole_file
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -57,7 +58,8 @@ def cached(
     arrays = dict(make())
     try:
         for key, path in paths.items():
-            _write(path, arrays[key])
+            with whole_file(path) as temporary:
+                np.save(temporary, arrays[key], allow_pickle=False)
     except OSError as error:
         warnings.warn(
             f"the parsed {name} could not be kept in {folder!r} ({error}): it will be read from its source again next "
@@ -65,14 +67,3 @@ def cached(
             stacklevel=2,
         )
     return arrays
-
-
-def _write(path: Path, array: npt.NDArray[Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            np.save(file, array, allow_pickle=False)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """CIFAR-10 (Krizhevsky, 2009) from its binary files."""
 
+import shutil
 import tarfile
 import zlib
 from pathlib import Path
@@ -11,6 +12,8 @@ from lightning_lift.datamodules.downloads import fetch
 from lightning_lift.datamodules.in_memory import check_counts
 from lightning_lift.datamodules.labelled import Labelled, LabelledDataModule
 from lightning_lift.datamodules.seeding import generator_at, stream_seed
+from lightning_lift.datamodules.unpacking import open_tar
+from lightning_lift.files import whole_file
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
@@ -18,6 +21,8 @@ TRAIN_FILES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
 TEST_FILE = "test_batch.bin"
 RECORD = 1 + 3 * 32 * 32
 RECORDS = 10_000  # in each of the published files
+LARGEST = 170_052_171  # bytes of the archive
+_LARGEST_UNPACKED = 190_000_000  # bytes of all that is in it
 
 
 def read_records(path: Path, count: int | None = RECORDS) -> Labelled:
@@ -59,18 +64,17 @@ def unpack(archive: Path, folder: Path) -> None:
         folder: Where to put them.
 
     Raises:
-        ValueError: If the archive is damaged or lacks a file.
+        ValueError: If the archive is damaged, is larger than the published one or lacks a file.
     """
     wanted = {*TRAIN_FILES, TEST_FILE}
     try:
-        with tarfile.open(archive) as tar:
+        with open_tar(archive, _LARGEST_UNPACKED) as tar:
             for member in tar:
                 name = Path(member.name).name
                 source = tar.extractfile(member) if name in wanted and member.isfile() else None
                 if source is not None:
-                    temporary = folder / f".{name}.part"
-                    temporary.write_bytes(source.read())
-                    temporary.replace(folder / name)
+                    with whole_file(folder / name) as temporary, temporary.open("wb") as file:
+                        shutil.copyfileobj(source, file)
                     wanted.discard(name)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{str(archive)!r} cannot be unpacked ({error}); delete it and try again") from error
@@ -112,7 +116,7 @@ class CIFAR10DataModule(LabelledDataModule):
         folder = Path(self.folder)
         if self.download and not all((folder / name).is_file() for name in (*TRAIN_FILES, TEST_FILE)):
             archive = folder / "cifar-10-binary.tar.gz"
-            fetch(URL, archive, MD5)
+            fetch(URL, archive, MD5, largest=LARGEST)
             unpack(archive, folder)
 
     def load(self) -> dict[str, Labelled]:

@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from lightning_lift.datamodules.progress import byte_progress
+from tqdm import tqdm
 
-_CHUNK = 1 << 20
+from lightning_lift.files import lock, whole_file
+
 _ARRIVING = 1 << 16  # small, because the piece being read when a connection breaks is lost
 _ATTEMPTS = 4  # a long download over a bad line goes on by itself, each attempt from where the last one ended
+LARGEST = 1_000_000_000  # bytes of a download of which nothing else is known
 _PAUSE = 1.0  # seconds before the second attempt, doubled before each further one
 
 
@@ -28,11 +30,8 @@ def md5_of(path: Path) -> str:
     Args:
         path: The file.
     """
-    digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def part_of(path: Path) -> Path:
@@ -44,7 +43,7 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-def fetch(url: str, path: Path, md5: str, timeout: float = 60.0) -> None:
+def fetch(url: str, path: Path, md5: str, timeout: float = 60.0, largest: int = LARGEST) -> None:
     """Downloads a file unless it is there already, under a temporary name that becomes ``path`` once it is checked.
 
     What has arrived when a download is cut off stays under :func:`part_of`, and the next call asks for the rest only
@@ -55,10 +54,11 @@ def fetch(url: str, path: Path, md5: str, timeout: float = 60.0) -> None:
         path: Where to; its folder is made.
         md5: Expected MD5.
         timeout: Seconds without an answer after which to give up.
+        largest: Bytes that the file may have; the download stops there.
 
     Raises:
-        ValueError: If the file, there before or downloaded, has another checksum. A file that was there stays; a
-            downloaded one does not.
+        ValueError: If the file, there before or downloaded, has another checksum, or the server gives more than
+            ``largest`` bytes. A file that was there stays; a downloaded one does not.
         FileNotFoundError: If the download fails or is cut off.
         OSError: If the disk is too small or full (``errno.ENOSPC``); found before the download begins where the server
             states the size.
@@ -75,7 +75,7 @@ def fetch(url: str, path: Path, md5: str, timeout: float = 60.0) -> None:
     with part.open("ab", buffering=0) as file:  # unbuffered: what is in the file is what has arrived, at any moment
         _lock(file, part)
         try:
-            _transfer_all(url, file, path, timeout)
+            _transfer_all(url, file, path, timeout, largest)
             found = md5_of(part)
             if found != md5:
                 _empty(file)
@@ -91,12 +91,12 @@ def fetch(url: str, path: Path, md5: str, timeout: float = 60.0) -> None:
                 notes.unlink(missing_ok=True)
 
 
-def _transfer_all(url: str, file: IO[bytes], path: Path, timeout: float) -> None:
+def _transfer_all(url: str, file: IO[bytes], path: Path, timeout: float, largest: int) -> None:
     """Fills the part, in several attempts if need be."""
     for attempt in range(_ATTEMPTS):
         time.sleep(_PAUSE * 2 ** (attempt - 1) if attempt else 0.0)
         try:
-            _transfer(url, file, path, timeout)
+            _transfer(url, file, path, timeout, largest)
         except _CutOffError as error:
             if attempt == _ATTEMPTS - 1 or error.final:
                 kept = f"; {error.kept:,} bytes are kept, start again to continue from there" if error.kept else ""
@@ -122,7 +122,7 @@ class _CutOffError(Exception):
         self.kept, self.final = kept, final
 
 
-def _transfer(url: str, file: IO[bytes], path: Path, timeout: float) -> None:
+def _transfer(url: str, file: IO[bytes], path: Path, timeout: float, largest: int) -> None:
     """Appends what is missing to the part; raises _CutOffError if it is not whole afterwards."""
     notes_path = _notes_of(path)
     notes = _read_notes(notes_path, url)
@@ -142,12 +142,22 @@ def _transfer(url: str, file: IO[bytes], path: Path, timeout: float) -> None:
             fresh = {"url": url, "length": total, **_identity(answer.headers)}
             if have == 0:
                 _write_notes(notes_path, fresh)
+            _check_size(url, file, total or 0, largest)
             _check_space(path, None if total is None else total - have)
-            with byte_progress(f"downloading {path.name}", total, have) as advance:
+            with tqdm(
+                desc=f"downloading {path.name}",
+                total=total,
+                initial=have,
+                unit="B",
+                unit_scale=True,
+                leave=False,
+                disable=None,  # where there is no terminal
+            ) as bar:
                 while chunk := answer.read(_ARRIVING):
+                    _check_size(url, file, have + len(chunk), largest)
                     _append(file, chunk, path)
                     have += len(chunk)
-                    advance(len(chunk))
+                    bar.update(len(chunk))
     except urllib.error.HTTPError as error:
         if error.code == 416 and have and have == notes.get("length"):
             return  # nothing is missing: the last run ended between the last byte and the check
@@ -197,6 +207,12 @@ def _append(file: IO[bytes], chunk: bytes, path: Path) -> None:
             raise
 
 
+def _check_size(url: str, file: IO[bytes], size: int, largest: int) -> None:
+    if size > largest:
+        _empty(file)
+        raise ValueError(f"{url} gives more than {largest:,} bytes, the most that this file has; nothing kept")
+
+
 def _check_space(path: Path, needed: int | None) -> None:
     free = shutil.disk_usage(path.parent).free
     if needed is not None and needed > free:
@@ -209,14 +225,10 @@ def _check_space(path: Path, needed: int | None) -> None:
 
 def _lock(file: IO[bytes], part: Path) -> None:
     try:
-        import fcntl
-
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file)
         alone = part.exists() and os.path.samestat(os.fstat(file.fileno()), part.stat())  # or it was just completed
     except BlockingIOError:
         alone = False
-    except (ImportError, OSError):  # Windows, or a network folder without locks: two downloads are the user's to avoid
-        return
     if not alone:
         raise RuntimeError(f"another process is downloading to {str(part)!r}: wait until it has finished")
 
@@ -234,9 +246,8 @@ def _read_notes(notes: Path, url: str) -> dict[str, Any]:
 
 
 def _write_notes(notes: Path, content: dict[str, Any]) -> None:
-    temporary = notes.with_name(f"{notes.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content))
-    temporary.replace(notes)
+    with whole_file(notes) as temporary:
+        temporary.write_text(json.dumps(content))
 
 
 def _identity(headers: Any) -> dict[str, str]:

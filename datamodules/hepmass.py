@@ -143,7 +143,7 @@ class HEPMASSDataModule(PublishedTable):
     def read(self, source: TableSource) -> Arrays:
         """Reads the 21 columns of the splits."""
         parts: Arrays = {}
-        with open_parts(source) as contents:
+        with open_parts(source, hepmass_files.LARGEST) as contents:
             for part, content in contents:
                 label = f"{self.path}: {Path(source.names[part]).name}"
                 limit = hepmass_files.FIRST_ROWS[part] if self.labelled else None

@@ -27,6 +27,9 @@ USED = 26
 FIRST_ROWS: Mapping[str, int] = {"train": 700_000, "test": 350_000}
 """Rows of each file that belong to the benchmark, signal and background."""
 
+LARGEST = 8_000_000_000
+"""Bytes of the largest file that is read, uncompressed: UCI's of all masses."""
+
 DISCRETE = (5, 9, 13, 17, 21)
 """The features with repeated smallest values: the number of jets and the four b-tags."""
 

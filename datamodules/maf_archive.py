@@ -6,23 +6,24 @@ Murray, "Masked autoregressive flow for density estimation", NeurIPS 2017) and a
 """
 
 import gzip
-import io
 import shlex
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 from lightning_lift.datamodules.downloads import fetch, md5_of
-from lightning_lift.datamodules.progress import CountedFile, byte_progress
+from lightning_lift.datamodules.unpacking import open_file, open_packed, open_tar
 
 URL = "https://zenodo.org/records/1161203/files/data.tar.gz"
 MD5 = "9b9c9b0375315ad270eba4ce80c093ab"
 ARCHIVE = "data.tar.gz"
+LARGEST = 900_000_000  # bytes of the archive, which has about 857 million
+_LARGEST_UNPACKED = 10_000_000_000  # bytes of all that is in it
 
 Form = Mapping[str, str]
 """The files of a table in one published form: what each is, and its name."""
@@ -75,7 +76,7 @@ def find_table(path: str, folder: str, forms: Sequence[Form], zip_name: str | No
 
 def fetch_archive(folder: str) -> None:
     """Downloads the archive into a folder (857 MB), if it is not there; see :func:`fetch` for what can go wrong."""
-    fetch(URL, Path(folder) / ARCHIVE, MD5)
+    fetch(URL, Path(folder) / ARCHIVE, MD5, largest=LARGEST)
 
 
 def check_archive(archive: Path) -> None:
@@ -110,76 +111,52 @@ def how_to_get(path: str) -> str:
 
 
 @contextmanager
-def open_parts(source: TableSource) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
-    """Opens the parts of a table one after the other, uncompressed, with a progress bar.
+def open_parts(source: TableSource, largest: int) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
+    """Open the parts of a table one after the other, uncompressed, with a progress bar.
 
     Args:
         source: What :func:`find_table` found.
+        largest: Bytes that a part may have, uncompressed.
 
     Yields:
         An iterator of the part's key and its content; each content must be read before the next is asked for. Their
         order is that of the archive.
 
     Raises:
-        ValueError: If a file is damaged or cut off, or the archive lacks a part; raised while reading, too.
+        ValueError: If a file is damaged, cut off or larger than it may be, or the archive lacks a part; raised while
+            reading, too.
     """
     label = str(source.archive) if source.archive else ", ".join(sorted(str(path) for path in source.paths))
     try:
-        yield _parts(source)
+        yield _parts(source, largest)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
         raise ValueError(f"{label!r} is damaged or cut off ({error}); get it again") from error
 
 
-def _parts(source: TableSource) -> Iterator[tuple[str, IO[bytes]]]:
+def _parts(source: TableSource, largest: int) -> Iterator[tuple[str, IO[bytes]]]:
     if source.archive is None:
         for part, name in source.names.items():
-            with _opened(Path(name)) as file:
+            with open_file(Path(name), largest) as file:
                 yield part, file
         return
     wanted = {name: part for part, name in source.names.items()}
     if source.archive.suffix == ".zip":
         with zipfile.ZipFile(source.archive) as container:
             for name, part in wanted.items():
-                size = container.getinfo(name).file_size
-                with (
-                    container.open(name) as member,
-                    byte_progress(f"reading {Path(name).name}", size) as advance,
-                    _uncompressed(io.BufferedReader(CountedFile(member, advance))) as file,
-                ):
+                with container.open(name) as member, open_packed(member, largest, repr(name)) as file:
                     yield part, file
         return
-    with _opened(source.archive, decompress=False) as compressed, tarfile.open(fileobj=compressed) as tar:
+    with open_tar(source.archive, _LARGEST_UNPACKED) as tar:
         for entry in tar:
-            # looked at in order and left once all are found: going back would decompress everything again
+            # looked at in order and left once all are found: the rest need not be decompressed
             found = next((name for name in wanted if f"/{entry.name}".endswith(f"/{name}")), None)
             content = tar.extractfile(entry) if found is not None and entry.isfile() else None
             if content is not None:
-                # in a wrapping that does not pretend to be a file on disk, which NumPy would believe
-                member = io.BufferedReader(CountedFile(content, lambda count: None), 1 << 20)
-                with _uncompressed(member) as file:
+                with open_packed(content, largest, repr(entry.name)) as file:
                     yield wanted.pop(str(found)), file
             if not wanted:
                 return
     raise ValueError(f"{str(source.archive)!r} holds no {sorted(wanted)}: another archive, or cut off")
-
-
-@contextmanager
-def _opened(path: Path, decompress: bool = True) -> Iterator[IO[bytes]]:
-    """Opens a file with a progress bar."""
-    with ExitStack() as stack:
-        advance = stack.enter_context(byte_progress(f"reading {path.name}", path.stat().st_size))
-        file = stack.enter_context(io.BufferedReader(CountedFile(path.open("rb", buffering=0), advance), 1 << 20))
-        yield stack.enter_context(_uncompressed(file)) if decompress else file
-
-
-@contextmanager
-def _uncompressed(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Looks through gzip, which the content tells, not the name."""
-    if cast(io.BufferedReader, file).peek(2)[:2] == b"\x1f\x8b":
-        with gzip.GzipFile(fileobj=file) as unpacked:
-            yield cast(IO[bytes], unpacked)
-    else:
-        yield file
 
 
 def _either(folder: Path, name: str) -> Path | None:

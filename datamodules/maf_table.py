@@ -6,7 +6,7 @@ from typing import get_args
 
 from lightning_lift.datamodules.array_cache import Arrays
 from lightning_lift.datamodules.maf_archive import TableSource, open_parts
-from lightning_lift.datamodules.maf_tables import TABLES, TableName, check_dim
+from lightning_lift.datamodules.maf_tables import LARGEST, TABLES, TableName, check_dim
 from lightning_lift.datamodules.published import Floats, PublishedTable
 
 _VERSION = 1  # of the reader: a change of what it gives makes old caches useless
@@ -71,7 +71,7 @@ class MAFTableDataModule(PublishedTable):
         """Reads the splits."""
         label = str(source.archive or source.paths[0])
         splits: Arrays = {}
-        with open_parts(source) as contents:
+        with open_parts(source, LARGEST) as contents:
             for part, content in contents:
                 splits = self._table.read(content, Path(source.names[part]).name)
         check_dim(splits, self._table, label)

@@ -21,6 +21,10 @@ from lightning_lift.datamodules.array_cache import Arrays
 from lightning_lift.datamodules.frame_pickle import read_frame
 from lightning_lift.datamodules.maf_archive import Form
 from lightning_lift.datamodules.published import Floats, cut_off_last
+from lightning_lift.datamodules.table_files import TableError, read_header
+
+LARGEST = 1_000_000_000
+"""Bytes of the largest file that is read, uncompressed; the published ones have up to about 650 million."""
 
 TableName = Literal["power", "gas", "miniboone", "bsds300"]
 
@@ -103,8 +107,10 @@ _BSDS_PARTS: Mapping[str, str] = {"train": "train", "val": "validation", "test":
 
 def _array(file: IO[bytes], name: str, columns: int) -> npt.NDArray[np.float64]:
     try:
-        rows = np.lib.format.read_array(file, allow_pickle=False)
-    except ValueError as error:
+        content = file.read()
+        read_header(io.BytesIO(content), len(content), "the array")  # or room is made for whatever it states
+        rows = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, TableError) as error:
         raise ValueError(f"{name!r} is damaged, cut off or no array of numbers ({error}); get it again") from error
     if rows.ndim != 2 or rows.shape[1] != columns:
         raise ValueError(f"{name!r} has shape {rows.shape}, expected (rows, {columns}): another table's file?")

@@ -1,6 +1,8 @@
 """Reading numeric tables: what columns a file has (cheaply), and then their values."""
 
 import csv
+import math
+import os
 import re
 import warnings
 import zipfile
@@ -120,7 +122,7 @@ def _guarded(path: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a reader; what the file libraries raise about a damaged file becomes a ValueError that names the file."""
     try:
         return function(*arguments)
-    except _TableError as error:
+    except TableError as error:
         raise ValueError(f"{path!r}: {error}") from None
     except (ValueError, EOFError, KeyError, OSError, zipfile.BadZipFile, pyarrow.ArrowException, csv.Error) as error:
         if isinstance(error, PermissionError):
@@ -131,8 +133,8 @@ def _guarded(path: str, function: Callable[..., Any], *arguments: Any) -> Any:
         ) from error
 
 
-class _TableError(Exception):
-    """A fault of the table for which the readers below have their own words."""
+class TableError(Exception):
+    """A fault of a table, in words to which the name of the file is to be added."""
 
 
 # CSV
@@ -152,16 +154,16 @@ def _csv_names(path: str) -> list[str]:
         header = [cell.strip() for cell in next(lines, [])]
         first = next(lines, None)
     if not header:
-        raise _TableError("the file has no header line and no rows")
+        raise TableError("the file has no header line and no rows")
     if all(_is_number(cell) for cell in header):
-        raise _TableError(
+        raise TableError(
             f"the first line {_listed(header, 6)} is numbers, not column names; put a header line on top, such as "
             f"'{','.join(f'x{i}' for i in range(min(len(header), 3)))}{',...' if len(header) > 3 else ''}'"
         )
     if len(header) == 1 and re.search(r"[;\t|]", header[0]):
-        raise _TableError(f"the only column is named {header[0]!r}; columns must be separated by commas")
+        raise TableError(f"the only column is named {header[0]!r}; columns must be separated by commas")
     if first is not None and len(first) != len(header):
-        raise _TableError(f"the header has {len(header)} names but the first row has {len(first)} values")
+        raise TableError(f"the header has {len(header)} names but the first row has {len(first)} values")
     return header
 
 
@@ -174,7 +176,7 @@ def _csv_values(path: str, positions: list[int], names: list[str]) -> Table:
                 path, header=0, index_col=False, encoding="utf-8-sig", skipinitialspace=True, low_memory=False
             )
         except pd.errors.ParserWarning as warning:
-            raise _TableError(f"rows with more values than the header has names ({warning})") from warning
+            raise TableError(f"rows with more values than the header has names ({warning})") from warning
     return _numeric(frame.iloc[:, positions], names)
 
 
@@ -194,7 +196,7 @@ def _numeric(frame: pd.DataFrame, names: list[str]) -> Table:
         row = int(np.argmax(failed.to_numpy())) if failed.any() else 0
         bad.append(f"{name!r} (row {row}: {column.iloc[row]!r})")
     if bad:
-        raise _TableError(
+        raise TableError(
             f"{len(frame)} rows, and these columns are not numeric: {', '.join(bad)}; repair them or list other columns"
         )
     values: Table = frame.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -206,9 +208,9 @@ def _numeric(frame: pd.DataFrame, names: list[str]) -> Table:
 
 def _check_array(shape: tuple[int, ...], dtype: np.dtype[Any], label: str) -> None:
     if not (np.issubdtype(dtype, np.floating) or np.issubdtype(dtype, np.integer)):
-        raise _TableError(f"{label} holds {dtype}, not real numbers")
+        raise TableError(f"{label} holds {dtype}, not real numbers")
     if len(shape) not in (1, 2):
-        raise _TableError(f"{label} has shape {shape}; a table is (rows, columns), or (rows,) for one column")
+        raise TableError(f"{label} has shape {shape}; a table is (rows, columns), or (rows,) for one column")
 
 
 def _array_names(shape: tuple[int, ...]) -> list[str]:
@@ -220,20 +222,33 @@ def _two_dimensional(array: npt.NDArray[Any], positions: list[int]) -> Table:
     return np.asarray(table[:, positions], dtype=np.float64)
 
 
-def _read_header(file: IO[bytes], label: str) -> tuple[int, ...]:
-    """Reads an array's shape, and checks it and its type, without reading the array."""
+def read_header(file: IO[bytes], size: int, label: str) -> tuple[int, ...]:
+    """Read an array's shape, and check it, its type and the size of its file, without reading the array.
+
+    Args:
+        file: In NumPy's format, at its beginning.
+        size: Bytes of the file.
+        label: What the array is called in error messages.
+
+    Returns:
+        The shape, of one or two dimensions.
+
+    Raises:
+        TableError: If the array is no table of real numbers.
+        ValueError: If it is larger than its file.
+    """
     version = np.lib.format.read_magic(file)
     reader = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
     shape, _, dtype = reader(file)
     _check_array(shape, dtype, label)
+    if math.prod(shape) * dtype.itemsize > size - file.tell():
+        raise ValueError(f"{label} states the shape {shape}, for which its file is too small")
     return tuple(shape)
 
 
 def _npy_names(path: str) -> list[str]:
     with open(path, "rb") as file:
-        shape = _read_header(file, "the array")
-    np.load(path, mmap_mode="r", allow_pickle=False)  # raises if the file is shorter than the header says
-    return _array_names(shape)
+        return _array_names(read_header(file, os.stat(path).st_size, "the array"))
 
 
 def _npy_values(path: str, positions: list[int], names: list[str]) -> Table:
@@ -246,7 +261,7 @@ def _npz_shapes(path: str) -> dict[str, tuple[int, ...]]:
         for member in archive.namelist():
             key = member.removesuffix(".npy")
             with archive.open(member) as file:
-                shapes[key] = _read_header(file, f"array {key!r}")
+                shapes[key] = read_header(file, archive.getinfo(member).file_size, f"array {key!r}")
     return shapes
 
 
@@ -255,7 +270,7 @@ def _npz_names(path: str) -> list[str]:
     if len(shapes) == 1:
         return _array_names(next(iter(shapes.values())))
     if not shapes or any(len(shape) != 1 for shape in shapes.values()) or len(set(shapes.values())) != 1:
-        raise _TableError(
+        raise TableError(
             "the archive must hold one 2-D array, or several 1-D arrays of equal length (one a column); "
             f"it holds {shapes}"
         )

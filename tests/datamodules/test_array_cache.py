@@ -50,7 +50,7 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path: Path, monkeypatch
 
     def full(file, array, **kwargs):
         if array.shape == (1, 2):
-            file.write(b"half")
+            file.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
         save(file, array, **kwargs)
 

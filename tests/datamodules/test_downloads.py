@@ -28,6 +28,7 @@ class Server(ThreadingHTTPServer):
         self.ranges = True
         self.cut_after: int | None = None  # bytes of an answer after which the connection is closed
         self.status: int | None = None
+        self.length = True  # whether an answer states its size
         self.asked: list[str | None] = []
 
     @property
@@ -56,7 +57,8 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_response(200)
         body = server.content[start:]
-        self.send_header("Content-Length", str(len(body)))
+        if server.length:
+            self.send_header("Content-Length", str(len(body)))
         if server.etag:
             self.send_header("ETag", server.etag)
         self.end_headers()
@@ -260,3 +262,33 @@ def test_two_downloads_of_one_file(server: Server, tmp_path: Path) -> None:
             fetch(server.url, tmp_path / "file", MD5)
     fetch(server.url, tmp_path / "file", MD5)
     assert names(tmp_path) == {"file"}
+
+
+@pytest.mark.parametrize("length", [True, False])
+def test_a_download_stops_at_the_largest_size_of_the_file(server: Server, tmp_path: Path, length: bool) -> None:
+    """With a size in the answer before anything arrives, without one as soon as it is exceeded."""
+    server.length = length
+    with pytest.raises(ValueError, match=r"gives more than 200,000 bytes, the most that this file has; nothing kept"):
+        fetch(server.url, tmp_path / "file", MD5, largest=200_000)
+    assert names(tmp_path) == set() and server.asked == [None]
+    fetch(server.url, tmp_path / "file", MD5, largest=len(CONTENT))
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_an_endless_answer_is_left(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+
+    def endless(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        try:
+            for _ in range(10_000):  # 655 MB, if nobody stops it
+                handler.wfile.write(bytes(65_536))
+                sent.append(65_536)
+        except OSError:
+            pass
+
+    monkeypatch.setattr(Handler, "do_GET", endless)
+    with pytest.raises(ValueError, match="more than 1,000,000 bytes"):
+        fetch(server.url, tmp_path / "file", MD5, largest=1_000_000)
+    assert names(tmp_path) == set() and sum(sent) < 100_000_000

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import struct
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,17 @@ def test_checksum_and_names(tmp_path: Path) -> None:
     path = find_idx(tmp_path, "train-images-idx3-ubyte")
     with pytest.raises(ValueError, match="MD5"):
         read_idx(path, "0" * 32)
+
+
+def test_decompression_stops_at_the_largest_file_of_mnist(tmp_path: Path) -> None:
+    """A few hundred kilobytes that unpack to as much as one likes."""
+    (tmp_path / "x").write_bytes(gzip.compress(idx((4,)) + bytes(60_000_000), compresslevel=1))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"holds more than 47,040,016 bytes: no file of this data set"):
+        read_idx(tmp_path / "x")
+    assert tracemalloc.get_traced_memory()[1] < 150_000_000
+    tracemalloc.stop()
+    with pytest.raises(ValueError, match="more than 27 bytes"):
+        read_idx(tmp_path / "x", largest=27)
+    (tmp_path / "x").write_bytes(gzip.compress(idx((20,))))
+    assert read_idx(tmp_path / "x", largest=28).shape == (20,)

@@ -79,8 +79,8 @@ def test_a_damaged_file_is_named_and_replaced(tmp_path: Path, damage: str) -> No
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(content: object, file: object) -> None:
-        file.write(b"half of it")  # type: ignore[attr-defined]
+    def half(content: object, file: Path) -> None:
+        file.write_bytes(b"half of it")
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
