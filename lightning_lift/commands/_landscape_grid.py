@@ -1,8 +1,9 @@
 """Fills the grid of a slice: in parallel, resumable, bit for bit the same however it was interrupted."""
 
 import hashlib
+import importlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from lightning_lift.commands._landscape_runs import Rows, load_convex_module, pr
 from lightning_lift.diagnostics.landscape import Plane, grid_coordinates
 from lightning_lift.diagnostics.weight_spaces import NetworkSpace, TrainedSpace
 from lightning_lift.files import whole_file
+from lightning_lift.modules.checkpoints import named_modules
 
 SpaceName = Literal["network", "trained"]
 _CHUNK = 16
@@ -125,7 +127,7 @@ def _evaluated(job: SliceJob, chunks: list[Chunk], coordinates: Tensor, jobs: in
             yield chunk, values
         return
     # Not forked: a process with torch's threads in it may hang in a fork.
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (job,)) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (job, named_modules(job.checkpoint))) as pool:
         running = {pool.submit(_work, coordinates[torch.from_numpy(chunk)].numpy()): chunk for chunk in chunks}
         try:
             for future in as_completed(running):
@@ -138,7 +140,9 @@ def _evaluated(job: SliceJob, chunks: list[Chunk], coordinates: Tensor, jobs: in
 _worker: dict[str, tuple[NetworkSpace | TrainedSpace, Plane]] = {}
 
 
-def _start_worker(job: SliceJob) -> None:
+def _start_worker(job: SliceJob, modules: Sequence[str]) -> None:
+    for name in modules:  # this process has imported them, and read_checkpoint imports nothing
+        importlib.import_module(name)
     torch.set_num_threads(1)
     _worker["space"] = (job.open(), job.plane)
 

@@ -1,10 +1,11 @@
 """What ``lightning-lift landscape`` reads: runs with several checkpoints, their modules and their data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.checkpoints import load_module, read_checkpoint
 from lightning_lift.partition import Partition
 from lightning_lift.settings import instantiated, read_config
+from lightning_lift.shipped import current_class_paths
+from lightning_lift.trusted import check_named
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def _comparison(directory: Path, seed: int | None, data: dict[str, Any] | None) 
     if not seeds:
         raise ValueError(
             f"{directory} holds no finished run with checkpoints along its training: run the comparison with "
-            "--checkpoint-every N."
+            "--checkpoint_every N."
         )
     if seed is not None and seed not in seeds:
         raise ValueError(f"--seed {seed}: {directory} has checkpoints of the seeds {sorted(seeds)}.")
@@ -87,7 +90,7 @@ def _comparison(directory: Path, seed: int | None, data: dict[str, Any] | None) 
 
     def run(record: RunRecord) -> Run:
         files = [directory / path for path in record.checkpoints.values()]
-        return _run(record.arm, files, data or dict(record.config["data"]), directory)
+        return _run(record.arm, files, data or _trusted(record.config["data"], directory), directory)
 
     return [run(record) for record in records if record.seed == chosen]
 
@@ -100,17 +103,27 @@ def _run(label: str, files: Sequence[Path], data: dict[str, Any] | None, directo
         named = checkpoint.get("datamodule_hyper_parameters", {})
         if data is None and "_class_path" in named:
             init_args = {key: value for key, value in named.items() if not key.startswith("_")}
-            data = {"class_path": named["_class_path"], "init_args": init_args}
+            data = _trusted({"class_path": named["_class_path"], "init_args": init_args}, file)
     if len(by_step) < 3:
         raise ValueError(
             f"{directory} ({label}) has {len(by_step)} checkpoints of different steps, and a trajectory needs at least "
             "3: fit with a ModelCheckpoint of every_n_train_steps and save_top_k: -1, or compare with "
-            "--checkpoint-every N."
+            "--checkpoint_every N."
         )
     if data is None:
         raise ValueError(f"{directory} ({label}): its checkpoints do not name their data; give --config FILE.")
     steps = tuple(sorted(by_step))
     return Run(label, steps, tuple(by_step[step] for step in steps), data)
+
+
+def _trusted(settings: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    """Settings of a data module that a file names, refused where the file could run something with them."""
+    data: dict[str, Any] = current_class_paths(settings)
+    try:
+        check_named("data", data, (L.LightningDataModule,))
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+    return data
 
 
 def load_convex_module(path: Path) -> ConvexModule:

@@ -55,7 +55,7 @@ def main(args: Sequence[str]) -> None:
         "runs",
         nargs="+",
         metavar="RUN",
-        help="directory of a comparison run with --checkpoint-every, or of a run with several checkpoints; "
+        help="directory of a comparison run with --checkpoint_every, or of a run with several checkpoints; "
         "LABEL=DIRECTORY names a run",
     )
     parser.add_argument(

@@ -65,7 +65,7 @@ def resolve(
     if learning_rate is not None:
         _set_learning_rate(resolved["model"], learning_rate)
     data = resolved["data"]
-    if "data_seed" in _accepted(data):
+    if "data_seed" in data["init_args"]:  # every default is filled in
         data["init_args"]["data_seed"] = seed
     resolved["seed_everything"] = seed
     return resolved

@@ -2,6 +2,8 @@
 
 import inspect
 import io
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,20 @@ def load_module(path: str | Path) -> L.LightningModule:
         source.seek(0)
     module: L.LightningModule = cls.load_from_checkpoint(source, map_location="cpu", weights_only=True)
     return module
+
+
+def named_modules(path: str | Path) -> list[str]:
+    """The modules of the classes that a checkpoint names; what a new process has to import before it loads it.
+
+    Args:
+        path: the file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: ``read_checkpoint`` refuses it.
+    """
+    text = json.dumps(read_checkpoint(path)["hyper_parameters"], default=str)
+    return sorted(set(re.findall(r'"_?class_path": "([\w.]+)\.\w+"', text)))
 
 
 class StoredModule(TrustedLoading, L.LightningModule):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lightning_lift.cli import LiftCLI
+from lightning_lift.commands._landscape_runs import find_runs
 from lightning_lift.commands.rescale import rescale_checkpoint
 from lightning_lift.datamodules import GumbelDataModule
 from lightning_lift.modules import LogConcaveEBM
@@ -124,6 +125,20 @@ def test_what_lightning_kept_for_older_versions_is_not_obeyed(key: str, tmp_path
         del checkpoint["hyper_parameters"]["evaluation"]
 
     assert LogConcaveEBM.load_from_checkpoint(changed(tmp_path, change)).evaluation is None
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("change", [{"_class_path": "hostile_module.Hostile"}, {"_class_path": "subprocess.Popen"}, {}])
+def test_the_landscape_runs_no_data_that_a_checkpoint_names(
+    change: dict[str, Any], tmp_path: Path, marker: Path
+) -> None:
+    for step in (1, 2, 3):
+        path = changed(
+            tmp_path, lambda c: c["datamodule_hyper_parameters"].update({"scale": popen(marker), "args": "ls"} | change)
+        )
+        path.rename(tmp_path / f"{step}.ckpt")
+    with pytest.raises(ValueError, match=r"\.ckpt: data"):
+        find_runs([str(tmp_path)])
     assert not marker.exists()
 
 
