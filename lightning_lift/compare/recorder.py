@@ -70,6 +70,8 @@ class Recorder(L.Callback):
         weights_only: leave the optimizer's state out of the best and the last checkpoint.
     """
 
+    judges_divergence = True  # the module leaves it to this callback
+
     def __init__(self, folder: Path, checkpoint_every: int | None = None, weights_only: bool = False) -> None:
         self.folder = folder
         self.checkpoint_every = checkpoint_every

@@ -1,7 +1,6 @@
 """The contract of a task on convex networks: a LightningModule in which the parameterization is a plug."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -125,6 +124,20 @@ class ConvexModule(TaskModule):
         """The potential's value at each row, shape (N,)."""
         return self.potential().value(self.own_units(batch))
 
+    def on_fit_start(self) -> None:
+        """Puts parameterizations into training mode; parts of the network stay as the user has set them.
+
+        Raises:
+            RuntimeError: a lift, and no rows for its reference summary.
+        """
+        super().on_fit_start()
+        self.training = True
+        for part in self.modules():
+            if isinstance(part, Parameterization):
+                part.train()
+        if self.parameterization.needs_calibration:
+            self._calibration_batches()
+
     # -- projection -------------------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
@@ -144,11 +157,13 @@ class ConvexModule(TaskModule):
 
     def on_train_end(self) -> None:
         """Leaves a module that can be evaluated: weight averaging has just changed the weights."""
+        super().on_train_end()
         self._remove_projection_hooks()
         self.calibrate()
 
     def teardown(self, stage: str) -> None:
         """Removes the projection hooks."""
+        super().teardown(stage)
         self._remove_projection_hooks()
 
     def _remove_projection_hooks(self) -> None:
@@ -174,6 +189,9 @@ class ConvexModule(TaskModule):
         """
         if not self.parameterization.is_stale:
             return
+        self.parameterization.calibrate(self._calibration_batches())
+
+    def _calibration_batches(self) -> Iterable[Tensor]:
         batches = self.calibration_dataloader()
         if batches is None:
             raise RuntimeError(
@@ -181,22 +199,13 @@ class ConvexModule(TaskModule):
                 "and there are no rows for it: fit with a data module that has calibration_dataloader(), override "
                 "calibration_dataloader() of the module, or call module.parameterization.calibrate(batches)."
             )
-        self.parameterization.calibrate(batches)
+        return batches
 
     def on_validation_epoch_start(self) -> None:
         """Calibrates during fit. Not in ``on_validation_start``: weight averaging swaps weights after that hook."""
+        super().on_validation_epoch_start()
         if self.trainer.state.fn == "fit":
             self.calibrate()
-
-    @contextmanager
-    def _evaluation_mode(self) -> Iterator[None]:
-        """Weights of evaluation inside, the present mode again afterwards."""
-        mode = self.parameterization.training
-        self.parameterization.eval()
-        try:
-            yield
-        finally:
-            self.parameterization.train(mode)
 
     def frozen(self) -> nn.Module:
         """What ``freeze`` returns: the network under the weights of evaluation, with no lift inside."""

@@ -176,11 +176,24 @@ class StoredModule(TrustedLoading, L.LightningModule):
         """Refuse a checkpoint of another program, format, network or parameterization before a weight is loaded.
 
         Raises:
-            ValueError: it is one of these, or damaged; it names the first difference.
+            ValueError: it is one of these; it names the first difference.
         """
         check_stamp(checkpoint)
         _check_meaning(checkpoint.get("hyper_parameters", {}), {name: self.hparams.get(name) for name in self.meaning})
-        _check_tensors(checkpoint["state_dict"], self.state_dict())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights; what does not fit is one clear error.
+
+        Args:
+            state_dict: by name.
+            strict: whether missing and unknown names are refused; another shape or type is refused always.
+            assign: as in ``torch.nn.Module``.
+
+        Raises:
+            ValueError: the weights are of another network or parameterization, or damaged.
+        """
+        _check_tensors(state_dict, self.state_dict(), strict)
+        return super().load_state_dict(state_dict, strict, assign)
 
 
 def check_stamp(checkpoint: Mapping[str, Any]) -> None:
@@ -238,15 +251,15 @@ def _class_of(path: str) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _check_tensors(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+def _check_tensors(theirs: Mapping[str, Any], ours: Mapping[str, Any], strict: bool = True) -> None:
     missing, unknown = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
-    if missing or unknown:
+    if strict and (missing or unknown):
         raise ValueError(
             f"the checkpoint is of another network or parameterization: it lacks {missing[:4]} and has {unknown[:4]} "
             "beyond this module; use the configuration that it was trained with."
         )
     for name, tensor in ours.items():
-        found = theirs[name]
+        found = theirs.get(name, tensor)
         if isinstance(tensor, Mapping) and isinstance(found, Mapping):  # extra state
             common = [key for key in tensor if isinstance(tensor[key], Tensor) and key in found]
             _check_tensors(*({f"{name}.{key}": part[key] for key in common} for part in (found, tensor)))

@@ -7,15 +7,13 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from lightning_lift.modules.checkpoints import StoredModule
 from lightning_lift.modules.factories import factory
+from lightning_lift.modules.fitting import FittedModule
 from lightning_lift.modules.relu_networks import ReLUMLP
 
 
-class ReLUClassifier(StoredModule):
+class ReLUClassifier(FittedModule):
     """A classifier trained on cross-entropy; not a ConvexModule, and with no parameterization.
 
     Logged: ``loss`` (nats) and ``accuracy`` (share of rows) under ``train/``, ``val/`` and ``test/``. The training
@@ -31,6 +29,8 @@ class ReLUClassifier(StoredModule):
         TypeError: a factory that is not one, or that a checkpoint could not store.
     """
 
+    scheduler_interval = "epoch"
+
     def __init__(
         self,
         dim: int,
@@ -38,11 +38,7 @@ class ReLUClassifier(StoredModule):
         optimizer: OptimizerCallable = torch.optim.SGD,
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
-        super().__init__()
-        self.save_plain_hyperparameters()
-        self.dim = dim
-        self._optimizer = factory("optimizer", optimizer, Optimizer)
-        self._lr_scheduler = None if lr_scheduler is None else factory("lr_scheduler", lr_scheduler, LRScheduler)
+        super().__init__(dim, optimizer, lr_scheduler)
         self.network: nn.Module = factory("network", network, nn.Module)(dim)
         self.example_input_array = torch.randn(8, dim, generator=torch.Generator().manual_seed(0))
 
@@ -82,13 +78,6 @@ class ReLUClassifier(StoredModule):
                 on_step=False,
                 on_epoch=True,
                 batch_size=len(labels),
-                sync_dist=stage != "train",
+                sync_dist=True,
             )
         return loss
-
-    def configure_optimizers(self) -> Any:
-        """The optimizer over all parameters, and the scheduler, stepping once per epoch."""
-        optimizer = self._optimizer(self.parameters())
-        if self._lr_scheduler is None:
-            return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self._lr_scheduler(optimizer)}

@@ -64,14 +64,16 @@ class DensityTask(OriginalUnits, TaskModule):
         Not at the end: by then weight averaging has put the trained weights back.
         """
         super().on_validation_epoch_start()
-        self.begin_evaluation("val")
-        truth = self._on_truth_grid("val")
+        with self.judged():
+            self.begin_evaluation("val")
+            truth = self._on_truth_grid("val")
         if truth is not None:
             self.log("val/total_variation", total_variation(*truth), prog_bar=True)
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         """Accumulates the negative log-likelihood of held-out rows."""
-        self.val_nll.update(self.log_prob_scaled(self.own_units(batch)))
+        with self.judged():
+            self.val_nll.update(self.log_prob_scaled(self.own_units(batch)))
 
     def on_validation_epoch_end(self) -> None:
         """Logs ``val/nll``."""

@@ -1,7 +1,6 @@
 """Convex potential flows: the gradient of a convex potential as an invertible map from data to noise."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -173,16 +172,6 @@ class ConvexPotentialFlow(DensityModule):
         with self._evaluation_mode():
             return self._score(self.flow_map(), x)
 
-    @contextmanager
-    def _evaluation_mode(self) -> Iterator[None]:
-        mode = self.logdet.training
-        self.logdet.eval()
-        try:
-            with super()._evaluation_mode():
-                yield
-        finally:
-            self.logdet.train(mode)
-
     def map(self, x: Tensor) -> Tensor:
         """The noise that rows are mapped to, under the weights of evaluation; differentiable.
 
@@ -304,6 +293,8 @@ class ConvexPotentialFlow(DensityModule):
 
     def on_fit_start(self) -> None:
         """Starts the ActNorms from the first calibration rows, before any validation; a resumed run keeps its own."""
+        super().on_fit_start()
+        self.logdet.train()
         rank_zero_info(f"log-determinant: {self.logdet.kind} in {self.dim} dimensions")
         self._started = self._asks_no_data()
         batches = None if self._started else self.calibration_dataloader()
@@ -345,7 +336,8 @@ class ConvexPotentialFlow(DensityModule):
         """The loss of this batch; with a stochastic log-determinant the residual of its conjugate gradients too."""
         loss = super().training_step(batch, batch_idx)
         if self.logdet.kind == "stochastic" and self.global_step % 10 == 0 and self._last is not None:
-            self.log("train/cg_residual", self._last.residual.max(), batch_size=len(batch))
+            residual = self._last.residual.max()
+            self.log("train/cg_residual", residual, batch_size=len(batch), sync_dist=True, reduce_fx="max")
         return loss
 
     def begin_evaluation(self, stage: str) -> None:

@@ -1,4 +1,4 @@
-"""What every task shares: plain hyperparameters, optimizers, the data's units, checkpoints, freezing."""
+"""What every task shares: steps on a batch, the data's units, freezing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,22 +7,19 @@ from typing import Any
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lightning_lift.modules.checkpoints import StoredModule
-from lightning_lift.modules.factories import factory
+from lightning_lift.modules.fitting import FittedModule
 from lightning_lift.modules.units import column_order, note_rows, warn_of_moved_rows
 from lightning_lift.networks.base import check_points
 
 
-class TaskModule(StoredModule):
+class TaskModule(FittedModule):
     """Base of every task on rows (N, D), with or without convex networks.
 
     Subclass requirements:
         - ``batch_loss(batch)``: one scalar, the mean over the batch;
         - ``frozen()``: the model as a plain module;
-        - constructor arguments plain or factories, all of them passed on or stored by name.
+        - what ``FittedModule`` asks for.
         A task on convex networks derives from ``ConvexModule``, one that models a density from ``DensityTask``.
 
     Args:
@@ -30,10 +27,6 @@ class TaskModule(StoredModule):
         optimizer: factory of the optimizer, called with the parameters.
         lr_scheduler: factory of a learning-rate scheduler, called with the optimizer; it steps once per optimizer step.
         learning_rate: replaces the optimizer's own learning rate; what a learning-rate finder sets.
-
-    Raises:
-        ValueError: a dimension below 1 or a learning rate that is not positive.
-        TypeError: a factory that is not one, or that a checkpoint could not store.
     """
 
     def __init__(
@@ -43,16 +36,7 @@ class TaskModule(StoredModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        super().__init__()
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-            raise ValueError(f"dim={dim!r}: the data need at least one column.")
-        if learning_rate is not None and not learning_rate > 0.0:
-            raise ValueError(f"learning_rate={learning_rate}: must be positive, or None for the optimizer's own.")
-        self.save_plain_hyperparameters()
-        self.dim = dim
-        self.learning_rate = learning_rate
-        self._optimizer = factory("optimizer", optimizer, Optimizer)
-        self._lr_scheduler = None if lr_scheduler is None else factory("lr_scheduler", lr_scheduler, LRScheduler)
+        super().__init__(dim, optimizer, lr_scheduler, learning_rate)
         self._has_units = False
         # in float64, on the host: a mean far above the spread is lost in float32, and not every device has float64
         self.location, self.scale = torch.zeros(dim, dtype=torch.float64), torch.ones(dim, dtype=torch.float64)
@@ -73,12 +57,13 @@ class TaskModule(StoredModule):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """The loss of this batch."""
         check_points(batch, self.dim)
-        loss = self.batch_loss(batch)
+        with self.judged():
+            loss = self.batch_loss(batch)
         # Lightning's bookkeeping of one logged number costs a tenth of a small model's step: it is called where the
         # number is read, by the loggers and, every tenth step, by the progress bar.
         step, every = self.global_step, getattr(self.trainer, "log_every_n_steps", 0) or 10
         if step % 10 == 0 or (step + 1) % every == 0:
-            self.log("train/loss", loss, prog_bar=True, batch_size=len(batch))
+            self.log("train/loss", loss, prog_bar=True, batch_size=len(batch), sync_dist=True)
         return loss
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
@@ -91,22 +76,9 @@ class TaskModule(StoredModule):
 
     def _log_loss(self, tag: str, batch: Tensor) -> None:
         check_points(batch, self.dim)
-        loss = self.batch_loss(self.own_units(batch))
+        with self.judged():
+            loss = self.batch_loss(self.own_units(batch))
         self.log(tag, loss, prog_bar=True, batch_size=len(batch), on_epoch=True, sync_dist=True)
-
-    def configure_optimizers(self) -> Any:
-        """The optimizer over all parameters, and the scheduler, stepping once per optimizer step."""
-        optimizer = self._optimizer(self.parameters())
-        if self.learning_rate is not None:
-            for group in optimizer.param_groups:
-                group["lr"] = self.learning_rate
-        if self._lr_scheduler is None:
-            return optimizer
-        scheduler = self._lr_scheduler(optimizer)
-        config: dict[str, Any] = {"scheduler": scheduler, "interval": "step"}
-        if isinstance(scheduler, ReduceLROnPlateau):
-            config |= {"interval": "epoch", "monitor": getattr(scheduler, "monitor", "val/loss")}
-        return {"optimizer": optimizer, "lr_scheduler": config}
 
     def on_train_start(self) -> None:
         """Refuse to resume on data of other columns or units than the checkpoint's; warn if its rows are others.
@@ -114,6 +86,7 @@ class TaskModule(StoredModule):
         Raises:
             ValueError: the data's columns, their order, or their location and scale are not those of the checkpoint.
         """
+        super().on_train_start()
         data = self._attached_datamodule()
         if column_order(self.columns, data) is not None:
             raise ValueError(
@@ -182,6 +155,7 @@ class TaskModule(StoredModule):
         Raises:
             ValueError: a "true" half precision, or data of another dimension.
         """
+        super().setup(stage)
         precision = str(self.trainer.precision)
         if "true" in precision and precision not in ("32-true", "64-true"):
             raise ValueError(

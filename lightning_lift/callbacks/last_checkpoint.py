@@ -1,0 +1,52 @@
+"""``last.ckpt``: the state after the last step, whatever a monitored metric says."""
+
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.loops.utilities import _is_max_limit_reached
+
+from lightning_lift.modules.divergence import DivergenceError
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Keeps ``last.ckpt``, written after each validation and at the end of ``fit``, for resuming.
+
+    ``ModelCheckpoint(monitor=..., save_last=True)`` writes ``last`` only when the monitored metric has improved. An
+    interruption or an error writes ``exception.ckpt`` instead, but a divergence does not. The command line adds this
+    callback to every run; in Python list it behind the checkpoints of a monitored metric.
+
+    Args:
+        dirpath: folder of the files; None for ``checkpoints`` in the run's folder.
+    """
+
+    def __init__(self, dirpath: str | None = None) -> None:
+        super().__init__(dirpath=dirpath, save_top_k=0, save_last=True)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write after a validation in ``fit``."""
+        self._write(trainer)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write where training ends with this epoch, before weight averaging replaces the trained weights."""
+        loop = trainer.fit_loop
+        ends = trainer.should_stop or _is_max_limit_reached(trainer.global_step, trainer.max_steps)
+        ends = ends or _is_max_limit_reached(loop.epoch_progress.current.processed, loop.max_epochs or -1)
+        if ends or not trainer.enable_validation:
+            self._write(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write where nothing has yet, or where averaged weights have only now replaced the trained ones."""
+        averaged = any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks)  # type: ignore[attr-defined]
+        if averaged:
+            self._last_global_step_saved = -1
+        self._write(trainer)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Write ``exception.ckpt``, unless the weights have diverged or there are no new ones."""
+        if not isinstance(exception, DivergenceError) and not self._should_skip_saving_checkpoint(trainer):
+            self._save_checkpoint(trainer, self.format_checkpoint_name({}, "exception"))
+
+    def _write(self, trainer: L.Trainer) -> None:
+        if not self._should_skip_saving_checkpoint(trainer):
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))

@@ -1,0 +1,44 @@
+"""Checkpoint files that are whole or absent."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_filesystem
+
+from lightning_lift.files import whole_file
+
+
+class WholeFileCheckpointIO(TorchCheckpointIO):
+    """Writes a local checkpoint beside its place and renames it; other file systems are left to Lightning.
+
+    Lightning writes into the folder for temporary files and moves the file: across file systems that is a copy, which a
+    kill leaves unfinished.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Writes a checkpoint.
+
+        Args:
+            checkpoint: plain data and tensors.
+            path: of the file; readers see the old file or the new one.
+            storage_options: not supported.
+        """
+        if storage_options is not None or not _is_local_file_protocol(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        with whole_file(Path(get_filesystem(path)._strip_protocol(str(path)))) as temporary:
+            torch.save(checkpoint, temporary)
+
+
+def write_whole_files(trainer: L.Trainer) -> None:
+    """Has a trainer write its checkpoints by ``WholeFileCheckpointIO``, unless it brings a plugin of its own.
+
+    Args:
+        trainer: any.
+    """
+    strategy: Any = getattr(trainer, "strategy", None)
+    if type(getattr(strategy, "checkpoint_io", None)) is TorchCheckpointIO:
+        strategy.checkpoint_io = WholeFileCheckpointIO()

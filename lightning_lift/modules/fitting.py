@@ -1,0 +1,249 @@
+"""What everything that is trained here shares: optimizer and schedule, modes and averages, a watch over the loss."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.tuner.lr_finder import _LRCallback
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from lightning_lift.modules.checkpoint_files import write_whole_files
+from lightning_lift.modules.checkpoints import StoredModule
+from lightning_lift.modules.divergence import DivergenceError, has_diverged, largest_weight
+from lightning_lift.modules.factories import factory
+from lightning_lift.modules.schedules import renew_schedule
+
+_LAG = 50  # batches between two looks at the losses where a look waits for a device or for other processes
+
+
+class FittedModule(StoredModule):
+    """Base of every module that is trained here, with or without convex networks.
+
+    A fit ends with ``DivergenceError`` at the first training loss that is not finite (seen at once on one CPU, within
+    50 batches elsewhere), at a monitored metric, ``val/loss`` or ``val/nll`` that is not finite in validation, and at
+    an error of arithmetic after the first step; such weights are never written as a checkpoint. Under averaging
+    callbacks whatever is evaluated outside ``fit`` is the module as it is given or loaded. Local checkpoints are
+    written beside their place and renamed.
+
+    Subclass requirements: constructor arguments plain or factories, all of them passed on or stored by name; hooks
+    that are overridden call ``super()``.
+
+    Args:
+        dim: dimension D of the data; linked from the data module on the command line.
+        optimizer: factory of the optimizer, called with the parameters.
+        lr_scheduler: factory of a learning-rate scheduler, called with the optimizer.
+        learning_rate: replaces the optimizer's own learning rate; what a learning-rate finder sets.
+
+    Raises:
+        ValueError: a dimension below 1 or a learning rate that is not positive.
+        TypeError: a factory that is not one, or that a checkpoint could not store.
+    """
+
+    scheduler_interval: Literal["step", "epoch"] = "step"
+
+    def __init__(
+        self,
+        dim: int,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+            raise ValueError(f"dim={dim!r}: the data need at least one column.")
+        if learning_rate is not None and not learning_rate > 0.0:
+            raise ValueError(f"learning_rate={learning_rate}: must be positive, or None for the optimizer's own.")
+        self.save_plain_hyperparameters()
+        self.dim = dim
+        self.learning_rate = learning_rate
+        self._optimizer = factory("optimizer", optimizer, Optimizer)
+        self._lr_scheduler = None if lr_scheduler is None else factory("lr_scheduler", lr_scheduler, LRScheduler)
+        self._modes: list[tuple[nn.Module, bool]] = []  # before an evaluation that has not ended
+        self._judged = False  # whether a divergence ends the fit
+        self._start_size = math.inf
+        self._losses: list[tuple[int, float, Tensor]] = []  # step, rate and loss, not yet looked at
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer over all parameters, and the scheduler."""
+        optimizer = self._optimizer(self.parameters())
+        if self.learning_rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = self.learning_rate
+        if self._lr_scheduler is None:
+            return optimizer
+        scheduler = self._lr_scheduler(optimizer)
+        config: dict[str, Any] = {"scheduler": scheduler, "interval": self.scheduler_interval}
+        if isinstance(scheduler, ReduceLROnPlateau):
+            config |= {"interval": "epoch", "monitor": getattr(scheduler, "monitor", "val/loss")}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def setup(self, stage: str) -> None:
+        """Has checkpoints written whole; outside ``fit`` averaging callbacks forget the average of a fit before.
+
+        Args:
+            stage: ``fit``, ``validate``, ``test`` or ``predict``.
+        """
+        self._judged = False
+        write_whole_files(self.trainer)
+        if stage != "fit":
+            forget_averages(self.trainer)
+
+    # -- modes --------------------------------------------------------------------------------------------------------
+
+    def on_fit_start(self) -> None:
+        """Puts the modes back that an interrupted evaluation has left behind."""
+        if not self.training:
+            for part, training in self._modes:
+                part.training = training
+        self._modes = []
+
+    def on_validation_model_eval(self) -> None:
+        """Evaluation mode, until the end."""
+        self._keep_modes()
+        super().on_validation_model_eval()
+
+    def on_test_model_eval(self) -> None:
+        """Evaluation mode, until the end."""
+        self._keep_modes()
+        super().on_test_model_eval()
+
+    def on_predict_model_eval(self) -> None:
+        """Evaluation mode, until the end."""
+        self._keep_modes()
+        super().on_predict_model_eval()
+
+    def _keep_modes(self) -> None:
+        self._modes = [(part, part.training) for part in self.modules()]
+
+    def teardown(self, stage: str) -> None:
+        """Nothing was interrupted."""
+        self._modes = []
+
+    # -- divergence ---------------------------------------------------------------------------------------------------
+
+    def on_train_start(self) -> None:
+        """Starts the watch over the loss; not in a learning-rate finder, nor where a callback judges the run itself."""
+        callbacks = getattr(self.trainer, "callbacks", [])
+        self._judged = not any(isinstance(c, _LRCallback) or getattr(c, "judges_divergence", False) for c in callbacks)
+        self._losses = []
+        self._start_size = largest_weight(self) if self._judged else math.inf
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        """Takes note of the loss, before gradients are made of it.
+
+        Args:
+            loss: scalar; under ``16-mixed`` times the gradient scaler's factor.
+        """
+        if not self._judged:
+            return
+        optimizers = self.trainer.optimizers
+        rate = float(optimizers[0].param_groups[0]["lr"]) if optimizers else math.nan
+        self._losses.append((self.trainer.global_step + 1, rate, loss.detach()))
+        at_once = loss.device.type == "cpu" and self.trainer.world_size == 1
+        if at_once or len(self._losses) >= _LAG:
+            self._judge_losses()
+
+    def _judge_losses(self) -> None:
+        """Raises at the first loss that is not finite in any process; called by all processes alike."""
+        noted, self._losses = self._losses, []
+        if not noted:
+            return
+        losses = torch.stack([loss for *_, loss in noted])
+        losses = torch.where(losses.isfinite(), 0.0, losses).float()
+        if self.trainer.world_size > 1:
+            losses = torch.as_tensor(self.all_gather(losses)).reshape(self.trainer.world_size, -1).sum(0)
+        for (step, rate, _), loss in zip(noted, losses.tolist(), strict=True):
+            if not math.isfinite(loss):
+                raise DivergenceError(self._diverged(f"the training loss is {loss}", step, rate))
+
+    def _judge_metrics(self) -> None:
+        callbacks = getattr(self.trainer, "callbacks", [])
+        names = {"val/loss", "val/nll"} | {getattr(c, "monitor", None) for c in callbacks}
+        for name, value in self.trainer.callback_metrics.items():
+            if name in names and not math.isfinite(float(value)):
+                raise DivergenceError(self._diverged(f"{name} is {float(value)}"))
+
+    def _diverged(self, what: str, step: int | None = None, rate: float | None = None) -> str:
+        """The sentence: what is not finite and where, what to try, and the last file with finite weights."""
+        if rate is None:
+            rate = float(self.trainer.optimizers[0].param_groups[0]["lr"])
+        paths: set[Any] = set()
+        for callback in self.trainer.checkpoint_callbacks:
+            paths |= {getattr(callback, "best_model_path", ""), getattr(callback, "last_model_path", "")}
+            paths |= set(getattr(callback, "best_k_models", {}))
+        files = [path for path in map(Path, filter(None, paths)) if path.is_file()]
+        last = max(files, key=lambda path: path.stat().st_mtime, default=None)
+        kept = "no checkpoint was written before" if last is None else f"the last finite checkpoint is {last}"
+        return (
+            f"training has diverged: {what} at step {step or self.trainer.global_step} (learning rate {rate:.3g}): "
+            f"lower the learning rate, or clip gradients (the trainer's gradient_clip_val); {kept}."
+        )
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """Inside, an error that a diverged model has caused is a ``DivergenceError``; around losses and evaluations."""
+        try:
+            yield
+        except Exception as error:
+            if not self._judged or not self.trainer.global_step or isinstance(error, DivergenceError):
+                raise
+            if not has_diverged(error, self, self._start_size):
+                raise
+            raise DivergenceError(self._diverged(str(error).rstrip("."))) from error
+
+    def on_validation_epoch_start(self) -> None:
+        """Looks at the losses so far, before anything is measured."""
+        if self.trainer.state.fn == "fit":
+            self._judge_losses()
+
+    def on_validation_end(self) -> None:
+        """Raises where a metric is not finite, whether or not a checkpoint would be written."""
+        if self._judged and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+            self._judge_metrics()
+
+    def on_train_end(self) -> None:
+        """Looks at the last losses."""
+        self._judge_losses()
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Stamps version and format; refuses to write diverged weights while training goes on."""
+        super().on_save_checkpoint(checkpoint)
+        trainer = self._trainer
+        if self._judged and trainer is not None and trainer.state.fn == "fit" and trainer.state.status == "running":
+            self._judge_metrics()
+            if not math.isfinite(largest_weight(self)):
+                raise DivergenceError(self._diverged("a weight is not finite"))
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of something else; on resuming, a new schedule replaces the old one.
+
+        Raises:
+            ValueError: the checkpoint is of another program, format, network or parameterization.
+        """
+        super().on_load_checkpoint(checkpoint)
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            renew_schedule(checkpoint, self.hparams, self._optimizer)
+
+
+def forget_averages(trainer: L.Trainer) -> None:
+    """Makes averaging callbacks forget the average of an earlier fit.
+
+    With it ``WeightAveraging`` loads a checkpoint's trained weights in place of the averaged ones, and swaps the
+    average in where another module is validated.
+
+    Args:
+        trainer: about to validate, test or predict.
+    """
+    for callback in getattr(trainer, "callbacks", []):
+        if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+            callback._average_model = None
