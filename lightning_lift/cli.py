@@ -5,6 +5,7 @@ import dis
 import importlib
 import os
 import pkgutil
+import signal
 import sys
 import warnings
 from collections.abc import Mapping
@@ -13,19 +14,24 @@ from typing import Any
 import lightning as L
 from jsonargparse import ActionYesNo, ArgumentError, Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback, ProgressBar, RichModelSummary, RichProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, RichModelSummary, RichProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_lift import __version__
-from lightning_lift.callbacks import PredictionWriter, RunSummary
+from lightning_lift.callbacks import LastCheckpoint, PredictionWriter, RunSummary
 from lightning_lift.commands import COMMANDS, underscored
+from lightning_lift.modules.checkpoint_files import write_whole_files
 from lightning_lift.modules.checkpoints import read_checkpoint
+from lightning_lift.modules.divergence import DivergenceError
+from lightning_lift.modules.fitting import forget_averages
 from lightning_lift.setting_errors import one_sentence
 from lightning_lift.settings import instantiate, with_shipped_names
 
-_MENDABLE = (ValueError, OSError, ArgumentError, argparse.ArgumentError, MisconfigurationException)
+_MENDABLE = (ValueError, OSError, DivergenceError, ArgumentError, argparse.ArgumentError, MisconfigurationException)
 _TRACEBACK = "LIGHTNING_LIFT_TRACEBACK"
+_OWN_ON_RESUME = ("lr_scheduler", "learning_rate")
 _LOGGER = {
     "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
     "init_args": {"save_dir": "runs", "name": "default", "default_hp_metric": False},
@@ -107,7 +113,11 @@ class LiftCLI(LightningCLI):
                 )
             return
         stored = _checked_hyperparameters(str(path), subcommand)
-        before = _flat(self.config[subcommand].get("model"))
+        model = self.config[subcommand].get("model") or {}
+        before = _flat(model)
+        for key in _OWN_ON_RESUME if subcommand == "fit" else ():
+            if model.get(f"init_args.{key}") is not None:
+                stored.pop(key, None)  # the module says what changes
         if stored:
             named = stored.pop("_class_path", None)
             model = stored if named is None else {"class_path": named, "dict_kwargs": stored}
@@ -128,7 +138,7 @@ class LiftCLI(LightningCLI):
         self.trainer = self.instantiate_trainer()
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """The trainer, with a rich progress bar and a run summary unless the configuration brings its own."""
+        """The trainer; with a progress bar, a run summary and ``last.ckpt``, unless it brings its own."""
         config = self._get(self.config_init, "trainer")
         callbacks = config["callbacks"] or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
@@ -137,21 +147,26 @@ class LiftCLI(LightningCLI):
             extra.append((ProgressBar, RichProgressBar(refresh_rate=10)))
         if config["enable_model_summary"] is not False:
             extra.append((RichModelSummary, RichModelSummary()))
+        if config["enable_checkpointing"] is not False:
+            extra.append((LastCheckpoint, LastCheckpoint()))
+            for callback in callbacks:
+                if isinstance(callback, ModelCheckpoint) and not isinstance(callback, LastCheckpoint):
+                    callback.save_last = None  # it writes ``last`` only when its metric has improved
         if self.subcommand == "predict":
             extra.append((PredictionWriter, PredictionWriter()))
         callbacks += [new for kind, new in extra if not any(isinstance(old, kind) for old in callbacks)]
-        return super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        write_whole_files(trainer)
+        return trainer
 
     def after_fit(self) -> None:
         """Tests the best checkpoint on request."""
         if not self._get(self.config, "test_after_fit"):
             return
-        best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
-        monitored = getattr(self.trainer.checkpoint_callback, "monitor", None)
-        if best and monitored:
-            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, weights_only=True, verbose=False)
-        else:
-            self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
+        forget_averages(self.trainer)
+        monitoring = [c for c in self.trainer.checkpoint_callbacks if getattr(c, "monitor", None)]
+        best = next((path for c in monitoring if (path := getattr(c, "best_model_path", ""))), None)
+        self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, weights_only=True, verbose=False)
 
 
 def _checked_hyperparameters(path: str, subcommand: str) -> dict[str, Any]:
@@ -207,6 +222,8 @@ def main(args: ArgsType = None) -> None:
             importlib.import_module(COMMANDS[arguments[0]]).main(underscored(arguments[1:]))
             return
         LiftCLI(arguments)
+    except SIGTERMException as error:
+        raise SystemExit(128 + signal.SIGTERM) from error  # Lightning's own status is 0
     except Exception as error:
         if os.environ.get(_TRACEBACK) == "1" or not (isinstance(error, _MENDABLE) or _is_raised_by_us(error)):
             raise

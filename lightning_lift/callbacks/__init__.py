@@ -3,6 +3,7 @@
 from lightning_lift.callbacks.cross_covariance import CrossCovariance
 from lightning_lift.callbacks.density_figure import DensityFigure
 from lightning_lift.callbacks.flow_figure import FlowFigure
+from lightning_lift.callbacks.last_checkpoint import LastCheckpoint
 from lightning_lift.callbacks.latent_images import LatentImages
 from lightning_lift.callbacks.latent_step import LatentStep
 from lightning_lift.callbacks.path_conditioning import PathConditioning
@@ -20,6 +21,7 @@ __all__ = [
     "CrossCovariance",
     "DensityFigure",
     "FlowFigure",
+    "LastCheckpoint",
     "LatentImages",
     "LatentStep",
     "PathConditioning",

@@ -1,10 +1,7 @@
 """``last.ckpt``: the state after the last step, whatever a monitored metric says."""
 
-from typing import Any
-
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
-from lightning.pytorch.loops.utilities import _is_max_limit_reached
 
 from lightning_lift.modules.divergence import DivergenceError
 
@@ -29,16 +26,14 @@ class LastCheckpoint(ModelCheckpoint):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write where training ends with this epoch, before weight averaging replaces the trained weights."""
-        loop = trainer.fit_loop
-        ends = trainer.should_stop or _is_max_limit_reached(trainer.global_step, trainer.max_steps)
-        ends = ends or _is_max_limit_reached(loop.epoch_progress.current.processed, loop.max_epochs or -1)
+        done = ((trainer.global_step, trainer.max_steps), (trainer.current_epoch + 1, trainer.max_epochs))
+        ends = trainer.should_stop or any(limit not in (None, -1) and count >= limit for count, limit in done)
         if ends or not trainer.enable_validation:
             self._write(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write where nothing has yet, or where averaged weights have only now replaced the trained ones."""
-        averaged = any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks)  # type: ignore[attr-defined]
-        if averaged:
+        if any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks):  # type: ignore[attr-defined]
             self._last_global_step_saved = -1
         self._write(trainer)
 

@@ -1,6 +1,7 @@
 """What everything that is trained here shares: optimizer and schedule, modes and averages, a watch over the loss."""
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,7 +69,7 @@ class FittedModule(StoredModule):
         self._lr_scheduler = None if lr_scheduler is None else factory("lr_scheduler", lr_scheduler, LRScheduler)
         self._modes: list[tuple[nn.Module, bool]] = []  # before an evaluation that has not ended
         self._judged = False  # whether a divergence ends the fit
-        self._start_size = math.inf
+        self._start_size, self._began = math.inf, 0.0  # largest weight and time at the start of training
         self._losses: list[tuple[int, float, Tensor]] = []  # step, rate and loss, not yet looked at
 
     def configure_optimizers(self) -> Any:
@@ -133,7 +134,7 @@ class FittedModule(StoredModule):
         """Starts the watch over the loss; not in a learning-rate finder, nor where a callback judges the run itself."""
         callbacks = getattr(self.trainer, "callbacks", [])
         self._judged = not any(isinstance(c, _LRCallback) or getattr(c, "judges_divergence", False) for c in callbacks)
-        self._losses = []
+        self._losses, self._began = [], time.time()
         self._start_size = largest_weight(self) if self._judged else math.inf
 
     def on_before_backward(self, loss: Tensor) -> None:
@@ -175,12 +176,11 @@ class FittedModule(StoredModule):
         """The sentence: what is not finite and where, what to try, and the last file with finite weights."""
         if rate is None:
             rate = float(self.trainer.optimizers[0].param_groups[0]["lr"])
-        paths: set[Any] = set()
-        for callback in self.trainer.checkpoint_callbacks:
-            paths |= {getattr(callback, "best_model_path", ""), getattr(callback, "last_model_path", "")}
-            paths |= set(getattr(callback, "best_k_models", {}))
-        files = [path for path in map(Path, filter(None, paths)) if path.is_file()]
-        last = max(files, key=lambda path: path.stat().st_mtime, default=None)
+        folders = {getattr(callback, "dirpath", None) for callback in self.trainer.checkpoint_callbacks}
+        files = [file for folder in folders if folder for file in Path(folder).glob("*.ckpt")]
+        times = {file: file.stat().st_mtime for file in files}
+        since = [file for file, written in times.items() if written >= self._began]
+        last = max(since, key=times.__getitem__, default=self.trainer.ckpt_path)
         kept = "no checkpoint was written before" if last is None else f"the last finite checkpoint is {last}"
         return (
             f"training has diverged: {what} at step {step or self.trainer.global_step} (learning rate {rate:.3g}): "
