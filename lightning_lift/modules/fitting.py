@@ -134,7 +134,7 @@ class FittedModule(StoredModule):
         """Starts the watch over the loss; not in a learning-rate finder, nor where a callback judges the run itself."""
         callbacks = getattr(self.trainer, "callbacks", [])
         self._judged = not any(isinstance(c, _LRCallback) or getattr(c, "judges_divergence", False) for c in callbacks)
-        self._losses, self._began = [], time.time()
+        self._losses, self._began = [], time.time() - 0.01  # files are stamped by a coarser clock
         self._start_size = largest_weight(self) if self._judged else math.inf
 
     def on_before_backward(self, loss: Tensor) -> None:
