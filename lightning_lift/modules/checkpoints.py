@@ -262,7 +262,8 @@ def _check_tensors(theirs: Mapping[str, Any], ours: Mapping[str, Any], strict: b
         found = theirs.get(name, tensor)
         if isinstance(tensor, Mapping) and isinstance(found, Mapping):  # extra state
             common = [key for key in tensor if isinstance(tensor[key], Tensor) and key in found]
-            _check_tensors(*({f"{name}.{key}": part[key] for key in common} for part in (found, tensor)))
+            parts = [{f"{name}.{key}": part[key] for key in common} for part in (found, tensor)]
+            _check_tensors(parts[0], parts[1])
         elif isinstance(tensor, Tensor) != isinstance(found, Tensor) or isinstance(tensor, Mapping):
             raise ValueError(f"the checkpoint is damaged: its {name} is a {type(found).__name__}.")
         elif isinstance(tensor, Tensor) and tensor.shape != found.shape:
