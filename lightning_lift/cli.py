@@ -1,7 +1,6 @@
 """The command line: ``lightning-lift fit|validate|test|predict --config FILE``, and the commands in ``commands``."""
 
 import argparse
-import dis
 import importlib
 import os
 import pkgutil
@@ -24,7 +23,7 @@ from lightning_lift.callbacks import LastCheckpoint, PredictionWriter, RunSummar
 from lightning_lift.commands import COMMANDS, underscored
 from lightning_lift.modules.checkpoint_files import write_whole_files
 from lightning_lift.modules.checkpoints import read_checkpoint
-from lightning_lift.modules.divergence import DivergenceError
+from lightning_lift.modules.divergence import DivergenceError, is_raised_by
 from lightning_lift.modules.fitting import forget_averages
 from lightning_lift.setting_errors import one_sentence
 from lightning_lift.settings import instantiate, with_shipped_names
@@ -225,7 +224,9 @@ def main(args: ArgsType = None) -> None:
     except SIGTERMException as error:
         raise SystemExit(128 + signal.SIGTERM) from error  # Lightning's own status is 0
     except Exception as error:
-        if os.environ.get(_TRACEBACK) == "1" or not (isinstance(error, _MENDABLE) or _is_raised_by_us(error)):
+        if os.environ.get(_TRACEBACK) == "1" or not (
+            isinstance(error, _MENDABLE) or is_raised_by(error, "lightning_lift.")
+        ):
             raise
         text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)  # a KeyError quotes
         text = one_sentence(text) if isinstance(error, ArgumentError) else text
@@ -248,13 +249,3 @@ def _import_modules(args: ArgsType) -> ArgsType:
                 f"--import {name}: {error}; it is looked for in the working directory and on the Python path."
             ) from error
     return others
-
-
-def _is_raised_by_us(error: Exception) -> bool:
-    """Whether a ``raise`` of this package made it: its text is written for the user, unlike a bug's."""
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    if place is None or not str(place.tb_frame.f_globals.get("__name__")).startswith("lightning_lift."):
-        return False
-    return place.tb_frame.f_code.co_code[place.tb_lasti] == dis.opmap["RAISE_VARARGS"]

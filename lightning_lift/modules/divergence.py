@@ -1,5 +1,7 @@
 """When training has diverged, and the error that says so."""
 
+import dis
+
 import lightning as L
 import torch
 
@@ -24,13 +26,33 @@ def largest_weight(module: L.LightningModule) -> float:
 def has_diverged(error: Exception, module: L.LightningModule, start_size: float) -> bool:
     """Whether an error of a training run is a divergence.
 
-    Linear algebra and quadrature refuse a diverged model before a loss is NaN: an error of arithmetic is a divergence,
-    and so is any that comes with weights that are not finite or have grown a thousandfold.
+    Linear algebra and log-partition estimators refuse a diverged model before a loss is NaN: an error of arithmetic is
+    a divergence, and so is one that the estimators or the flows raise, or that comes with weights that are not finite
+    or have grown a thousandfold.
 
     Args:
         error: what was raised.
         module: that was trained.
         start_size: its ``largest_weight`` before the first step.
     """
-    by_arithmetic = isinstance(error, ArithmeticError | torch.linalg.LinAlgError)  # type: ignore[attr-defined]
-    return by_arithmetic or not largest_weight(module) <= _BLOWN_UP * max(1.0, start_size)
+    if isinstance(error, ArithmeticError | torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        return True
+    refused = isinstance(error, RuntimeError) and is_raised_by(
+        error, "lightning_lift.partition", "lightning_lift.flows"
+    )
+    return refused or not largest_weight(module) <= _BLOWN_UP * max(1.0, start_size)
+
+
+def is_raised_by(error: Exception, *packages: str) -> bool:
+    """Whether a ``raise`` statement of these packages made it: its text is written for the user, unlike a bug's.
+
+    Args:
+        error: that was caught.
+        packages: how the names of their modules start.
+    """
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None or not str(place.tb_frame.f_globals.get("__name__")).startswith(packages):
+        return False
+    return place.tb_frame.f_code.co_code[place.tb_lasti] == dis.opmap["RAISE_VARARGS"]

@@ -182,9 +182,10 @@ class FittedModule(StoredModule):
         since = [file for file, written in times.items() if written >= self._began]
         last = max(since, key=times.__getitem__, default=self.trainer.ckpt_path)
         kept = "no checkpoint was written before" if last is None else f"the last finite checkpoint is {last}"
+        step = step or self.trainer.global_step
         return (
-            f"training has diverged: {what} at step {step or self.trainer.global_step} (learning rate {rate:.3g}): "
-            f"lower the learning rate, or clip gradients (the trainer's gradient_clip_val); {kept}."
+            f"training has diverged at step {step} (learning rate {rate:.3g}): {what}; lower the learning rate, or clip "
+            f"gradients (the trainer's gradient_clip_val); {kept}."
         )
 
     @contextmanager
@@ -197,7 +198,8 @@ class FittedModule(StoredModule):
                 raise
             if not has_diverged(error, self, self._start_size):
                 raise
-            raise DivergenceError(self._diverged(str(error).rstrip("."))) from error
+            step = self.trainer.global_step + self.trainer.training  # of the step that cannot be done
+            raise DivergenceError(self._diverged(str(error).rstrip("."), step)) from error
 
     def on_validation_epoch_start(self) -> None:
         """Looks at the losses so far, before anything is measured."""

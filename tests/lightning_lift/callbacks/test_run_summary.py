@@ -19,9 +19,10 @@ from lightning_lift.parameterizations import DirectSoftplus
 from tests.lightning_lift.callbacks.runs import events, make_trainer, small_data, small_model
 
 
-class Diverged(LogConcaveEBM):
-    def log_prob(self, x: Tensor) -> Tensor:
-        return torch.full((len(x),), math.nan)
+class Undefined(LogConcaveEBM):
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.log("val/ratio", math.nan)
 
 
 def run(folder: Path, module: type[LogConcaveEBM] = LogConcaveEBM, **settings: Any) -> tuple[L.Trainer, Any, Any]:
@@ -61,9 +62,9 @@ def test_fit_and_test_share_one_file(tmp_path: Path) -> None:
     assert set(both["seconds"]) == {"fit", "test"}
 
 
-def test_a_diverged_run_still_writes_standard_json(tmp_path: Path) -> None:
-    trainer, _, _ = run(tmp_path, Diverged)
-    assert record(trainer)["metrics"]["val/nll"] == "nan"
+def test_a_figure_that_is_not_finite_is_written_as_standard_json(tmp_path: Path) -> None:
+    trainer, _, _ = run(tmp_path, Undefined)
+    assert record(trainer)["metrics"]["val/ratio"] == "nan"
 
 
 def test_a_fit_alone_is_in_the_hparams_tab_and_a_test_names_its_columns(tmp_path: Path) -> None:
