@@ -184,8 +184,8 @@ class FittedModule(StoredModule):
         kept = "no checkpoint was written before" if last is None else f"the last finite checkpoint is {last}"
         step = step or self.trainer.global_step
         return (
-            f"training has diverged at step {step} (learning rate {rate:.3g}): {what}; lower the learning rate, or clip "
-            f"gradients (the trainer's gradient_clip_val); {kept}."
+            f"training has diverged at step {step} (learning rate {rate:.3g}): {what}; lower the learning rate, or "
+            f"clip gradients (the trainer's gradient_clip_val); {kept}."
         )
 
     @contextmanager
