@@ -72,6 +72,7 @@ class Reference(nn.Module):
         super().__init__()
         icnn = make_icnn(setting)
         self.tabular, self.depth = setting.tabular, len(setting.widths)
+        self.centers = [buffer for name, buffer in icnn.named_buffers() if name.endswith("actnorm.center")]
         for name, parameter in icnn.named_parameters():
             self.register_parameter(name.replace(".", "_"), nn.Parameter(parameter.detach().clone()))
 
@@ -80,12 +81,13 @@ class Reference(nn.Module):
         p = self._parameters
         z = x
         for layer in range(self.depth):
-            a = F.linear(x, p[f"layers_{layer}_input_weight"], p[f"layers_{layer}_bias"])
+            a = F.linear(x, p[f"layers_{layer}_input_weight"])
             if layer:
                 a = a + F.linear(z, p[f"layers_{layer}_hidden_weight"])
             if self.tabular:
-                a = torch.exp(p[f"layers_{layer}_actnorm_log_scale"]) * (a + p[f"layers_{layer}_actnorm_bias"])
-            z = F.softplus(a)
+                a = a - self.centers[layer]
+                a = torch.exp(p[f"layers_{layer}_actnorm_log_scale"]) * a + p[f"layers_{layer}_actnorm_shift"]
+            z = F.softplus(a + p[f"layers_{layer}_bias"])
         energy = z @ p["output_weight"] + x @ p["output_input_weight"]
         square = 0.5 * x.square().sum(1)
         if self.tabular:

@@ -119,7 +119,7 @@ class ConvexPotentialTransform(Transform):  # type: ignore[misc]  # nflows is no
             found = method()
         if isinstance(found, FlowMap):
             return found if self.tolerance is None else FlowMap(found.stages, self.tolerance)
-        return FlowMap([FlowStage(None, None, found)], self.tolerance)
+        return FlowMap([FlowStage(found)], self.tolerance)
 
     def project_(self) -> None:
         """Moves stored weights to the nearest nonnegative ones; for ``pgd``, after each optimizer step."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_lift.flows.inverse import InverseResult, default_tolerance, invert
 from lightning_lift.flows.logdet import ExactLogDet, LogDet, LogDetResult
-from lightning_lift.networks.actnorm import ActNorm
+from lightning_lift.networks.actnorm import ActNorm, Normalization
 from lightning_lift.networks.base import ConvexNetwork, check_points, cholesky_logdet
 from lightning_lift.networks.icnn import ICNN
 from lightning_lift.potential import Potential
@@ -61,31 +61,27 @@ class FlowStage(NamedTuple):
     """One block with its weights bound.
 
     Attributes:
-        log_scale: of the ActNorm, shape (D,); None without one.
-        bias: of the ActNorm, shape (D,); None without one.
         potential: F.
+        normalization: s, the ActNorm's map; None without one.
     """
 
-    log_scale: Tensor | None
-    bias: Tensor | None
     potential: Potential
+    normalization: Normalization | None = None
 
     def normalize(self, x: Tensor) -> Tensor:
-        """s(x) = exp(log_scale) * (x + bias), shape (N, D)."""
-        if self.log_scale is None or self.bias is None:
-            return x
-        return self.log_scale.exp() * (x + self.bias)
+        """s(x), shape (N, D)."""
+        return x if self.normalization is None else self.normalization.apply(x)
 
     def denormalize(self, u: Tensor) -> Tensor:
         """The x with s(x) = u, shape (N, D)."""
-        if self.log_scale is None or self.bias is None:
-            return u
-        return u * (-self.log_scale).exp() - self.bias
+        return u if self.normalization is None else self.normalization.invert(u)
 
     def to(self, dtype: torch.dtype) -> "FlowStage":
         """The same in another precision, differentiable in this one's tensors."""
-        scale, bias = (None if t is None else t.to(dtype) for t in (self.log_scale, self.bias))
-        return FlowStage(scale, bias, self.potential.to(dtype))
+        own = self.normalization
+        return FlowStage(
+            self.potential.to(dtype), None if own is None else Normalization(*(tensor.to(dtype) for tensor in own))
+        )
 
 
 class FlowMap:
@@ -147,8 +143,8 @@ class FlowMap:
             own = logdet(stage.potential, stage.normalize(x))
             x, total, error = own.gradient, total + own.logdet, error + own.standard_error
             residual, converged = torch.maximum(residual, own.residual), converged & own.converged
-            if stage.log_scale is not None:
-                total = total + stage.log_scale.sum()
+            if stage.normalization is not None:
+                total = total + stage.normalization.log_scale.sum()
         return LogDetResult(x, total, error, residual, converged)
 
     def map(self, x: Tensor) -> Tensor:

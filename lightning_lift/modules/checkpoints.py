@@ -12,15 +12,18 @@ import lightning as L
 import torch
 from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_lift import __version__
 from lightning_lift.modules.factories import plain
+from lightning_lift.networks.actnorm import ActNorm, upgrade_actnorm_
 from lightning_lift.parameterizations import Parameterization, names
 from lightning_lift.trusted import TrustedLoading, checked_hyperparameters, read_parts, resolve_class
 
 KEY = "lightning_lift"
-FORMAT = 1  # raised when a checkpoint of before can no longer be read
+FORMAT = 2  # raised when what is stored means something else; 1 is converted on loading
+# Entries of an optimizer's state, by their power of a gradient.
+_MOMENTS = {"exp_avg": 1, "momentum_buffer": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "sum": 2}
 # Arguments of networks and parameterizations that only start the weights or train them.
 _NOT_MEANING = {"weight_init", "weight_init_value", "free_weight_std", "bias_std", "slack_start", "slack_std"}
 _NOT_MEANING |= {"latent_noise", "rho", "inner_steps"}
@@ -179,6 +182,8 @@ class StoredModule(TrustedLoading, L.LightningModule):
             ValueError: it is one of these; it names the first difference.
         """
         check_stamp(checkpoint)
+        if checkpoint[KEY]["format"] == 1:
+            _upgrade(checkpoint, self)
         _check_meaning(checkpoint.get("hyper_parameters", {}), {name: self.hparams.get(name) for name in self.meaning})
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -211,11 +216,37 @@ def check_stamp(checkpoint: Mapping[str, Any]) -> None:
             f"this is no checkpoint of lightning_lift (its 'lightning_lift' entry is {stamp!r}): pass one that a fit "
             "of this package wrote."
         )
-    if stamp.get("format") != FORMAT:
+    if stamp.get("format") not in (1, FORMAT):
         raise ValueError(
             f"the checkpoint has format {stamp.get('format')} (written by lightning_lift {stamp.get('version')}) and "
             f"version {__version__} reads format {FORMAT}: install the version that wrote it, or train again."
         )
+
+
+def _upgrade(checkpoint: dict[str, Any], module: nn.Module) -> None:
+    """Convert what version 0.1 wrote: its ActNorms had their shift in the units of what they normalise."""
+    norms = {f"{name}.": part for name, part in module.named_modules() if isinstance(part, ActNorm)}
+    if any(part._parameters["log_scale"] is None for part in norms.values()):
+        raise ValueError(
+            "the checkpoint is of version 0.1 and its parameterization emits the network's ActNorms, which have "
+            "another form since: evaluate it with that version, or train again."
+        )
+    trained = checkpoint.get("current_model_state", checkpoint["state_dict"])  # beside an average of weights
+    scales: dict[str, Tensor] = {}  # d (what is stored now) / d (what was), by parameter
+    for prefix in norms:
+        if upgrade_actnorm_(trained, prefix):
+            shifts = (f"{prefix}shift", prefix.removesuffix("actnorm.") + "bias")
+            scales |= dict.fromkeys(shifts, trained[f"{prefix}log_scale"].exp())
+        upgrade_actnorm_(checkpoint["state_dict"], prefix)
+    parameters = [name for name, _ in module.named_parameters()]
+    for optimizer in checkpoint.get("optimizer_states", ()):
+        if sum(len(group["params"]) for group in optimizer["param_groups"]) != len(parameters):
+            continue  # not over all parameters in their order
+        for index, moments in optimizer["state"].items():
+            scale = scales.get(parameters[index])
+            for name, power in _MOMENTS.items() if scale is not None else ():
+                if isinstance(moments.get(name), Tensor):
+                    moments[name] = moments[name] / torch.as_tensor(scale) ** power
 
 
 def _check_meaning(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

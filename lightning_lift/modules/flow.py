@@ -125,9 +125,7 @@ class ConvexPotentialFlow(DensityModule):
         """
         stages = []
         for block, potential in zip(self._blocks(), self.potentials(batch, latent), strict=True):
-            norm = block.actnorm
-            scale, bias = (None, None) if norm is None else (norm.log_scale, norm.bias)
-            stages.append(FlowStage(scale, bias, potential))
+            stages.append(FlowStage(potential, None if block.actnorm is None else block.actnorm.normalization))
         flow = FlowMap(stages, self.inverse_tolerance)
         return flow.to(torch.float64) if self.precision_name == "float64" else flow
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lightning_lift.flows.logdet import LogDet
 from lightning_lift.flows.transform import FlowMap, FlowStage, PlainLogDet, all_points, standard_normal_log_prob
 from lightning_lift.modules.original_units import OriginalUnits
+from lightning_lift.networks.actnorm import Normalization
 from lightning_lift.partition.base import Partition
 from lightning_lift.potential import Potential
 
@@ -157,8 +158,8 @@ class FrozenFlow(FrozenDistribution):
         super().__init__(location, scale, next(iter(flow.stages[0].potential.weights.values())))
         self.energies = nn.ModuleList(FrozenEnergy(stage.potential) for stage in flow.stages)
         for index, stage in enumerate(flow.stages):
-            for name, tensor in (("log_scale", stage.log_scale), ("bias", stage.bias)):
-                self.register_buffer(f"{name}_{index}", None if tensor is None else tensor.detach().clone())
+            for name, tensor in stage.normalization._asdict().items() if stage.normalization is not None else ():
+                self.register_buffer(f"{name}_{index}", tensor.detach().clone())
         self.tolerance = flow.tolerance
         self._logdet = (copy.deepcopy(logdet).eval(),)  # in a tuple: it has a generator, and no part in the weights
         self.eval()
@@ -168,8 +169,8 @@ class FrozenFlow(FrozenDistribution):
         stages = []
         for index, energy in enumerate(self.energies):
             assert isinstance(energy, FrozenEnergy)
-            scale, bias = getattr(self, f"log_scale_{index}"), getattr(self, f"bias_{index}")
-            stages.append(FlowStage(scale, bias, energy.potential()))
+            own: list[Any] = [getattr(self, f"{name}_{index}", None) for name in Normalization._fields]
+            stages.append(FlowStage(energy.potential(), None if own[0] is None else Normalization(*own)))
         return FlowMap(stages, self.tolerance)
 
     def log_prob_scaled(self, x: Tensor) -> Tensor:

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_lift.networks.activations import ActivationName, make_activation
-from lightning_lift.networks.actnorm import ActNorm
+from lightning_lift.networks.actnorm import ActNorm, upgrade_actnorm_
 from lightning_lift.networks.base import (
     ConvexNetwork,
     Derivatives,
@@ -40,6 +40,10 @@ class ConvexLayer(nn.Module):
         self.input_weight = nn.Parameter(torch.empty(width, dim))
         self.bias = nn.Parameter(torch.empty(width))
         self.actnorm = ActNorm(width) if actnorm else None
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        upgrade_actnorm_(state_dict, f"{prefix}actnorm.")  # before the ActNorm's own, which does not see the bias here
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class _Tensors(NamedTuple):
@@ -339,11 +343,13 @@ class ICNN(ConvexNetwork):
                     "the ActNorms of this ICNN were taken over by a parameterization that emits every parameter, so "
                     "they cannot be started from data; use actnorm with Lift(emit='constrained') (emit: constrained)."
                 )
-            pre = torch.addmm(bias, x, inputs.T)
+            pre = x @ inputs.T
             if hidden is not None and z is not None:
                 pre = torch.addmm(pre, z, hidden.T)
-            layer.actnorm.initialize_(pre)
-            z = self.activation.value(layer.actnorm(pre))
+            if not layer.actnorm.initialized:
+                layer.actnorm.initialize_(pre)
+                layer.actnorm.shift.sub_(bias)
+            z = self.activation.value(layer.actnorm(pre) + bias)
 
     def _close(self, x: Tensor, z: Tensor, tensors: _Tensors) -> Tensor:
         linear = z @ tensors.output_weight + x @ tensors.output_input_weight
@@ -375,7 +381,7 @@ class ICNN(ConvexNetwork):
                 scale = fetch(layer.actnorm, prefix, "log_scale").exp()
                 hidden = None if hidden is None else scale.unsqueeze(1) * hidden
                 inputs = scale.unsqueeze(1) * inputs
-                bias = scale * (bias + fetch(layer.actnorm, prefix, "bias"))
+                bias = bias + fetch(layer.actnorm, prefix, "shift") - scale * fetch(layer.actnorm, prefix, "center")
             layers.append((hidden, inputs, bias))
         output, output_inputs = fetch(self, "", "output_weight"), fetch(self, "", "output_input_weight")
         output = output / output.shape[0] if self.divide_by_fan_in else output

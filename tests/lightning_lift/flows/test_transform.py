@@ -15,7 +15,7 @@ from lightning_lift.flows.transform import (
     all_points,
     standard_normal_log_prob,
 )
-from lightning_lift.networks import ICNN, ConvexNetwork
+from lightning_lift.networks import ICNN, ActNorm, ConvexNetwork
 from lightning_lift.potential import Potential
 from tests.problems import Quadratic, potential_of
 
@@ -47,7 +47,7 @@ def flow(dim: int, blocks: int, actnorm: bool, dtype: torch.dtype = torch.float6
         potential = potential_of(block.network)
         x = block.initialize_(x, potential)
         norm = block.actnorm
-        stages.append(FlowStage(norm.log_scale, norm.bias, potential) if norm else FlowStage(None, None, potential))
+        stages.append(FlowStage(potential, norm.normalization if norm else None))
     return FlowMap(stages).to(dtype)
 
 
@@ -88,14 +88,15 @@ def test_gradients_reach_the_weights_and_the_points_through_all_blocks() -> None
 
 def test_another_precision_is_differentiable_in_the_stored_tensors() -> None:
     network = SMALL(2)
-    stage = FlowStage(torch.zeros(2, requires_grad=True), torch.zeros(2, requires_grad=True), potential_of(network))
+    norm = ActNorm(2)
+    stage = FlowStage(potential_of(network), norm.normalization)
     x = torch.randn(6, 2)
     gradients = []
     for dtype in (torch.float32, torch.float64):
         y, logdet = FlowMap([stage]).to(dtype).forward(x.to(dtype))
         assert y.dtype == logdet.dtype == dtype
         loss = logdet.mean() - y.square().mean()
-        gradients.append(torch.autograd.grad(loss, [*network.parameters(), stage.log_scale], allow_unused=True))
+        gradients.append(torch.autograd.grad(loss, [*network.parameters(), norm.log_scale], allow_unused=True))
     for low, high in zip(*gradients, strict=True):
         if low is not None:
             assert high.dtype == torch.float32
@@ -120,7 +121,7 @@ def test_inverse_in_both_precisions(blocks: int) -> None:
 def test_points_that_float32_cannot_reach_are_solved_in_float64() -> None:
     torch.manual_seed(0)
     # A curvature of 1e4 amplifies what the block behind it left over: float32 misses the tolerance.
-    stages = [FlowStage(None, None, potential_of(Stretched([3e4, 1.0]))), FlowStage(None, None, potential_of(SMALL(2)))]
+    stages = [FlowStage(potential_of(Stretched([3e4, 1.0]))), FlowStage(potential_of(SMALL(2)))]
     transform = FlowMap(stages, tolerance=1e-7)
     x = torch.randn(500, 2) * torch.tensor([1e-3, 1.0])
     y = transform.map(x)
@@ -144,7 +145,7 @@ def test_what_is_not_finite_is_flagged() -> None:
 
 
 def test_condition_is_the_worst_of_the_blocks() -> None:
-    stages = [FlowStage(None, None, potential_of(Stretched([2.0, 6.0]))), FlowStage(None, None, potential_of(SMALL(2)))]
+    stages = [FlowStage(potential_of(Stretched([2.0, 6.0]))), FlowStage(potential_of(SMALL(2)))]
     x = torch.randn(9, 2)
     second = FlowMap(stages[1:]).hessian_condition(FlowMap(stages[:1]).map(x))
     torch.testing.assert_close(FlowMap(stages).hessian_condition(x), second.clamp(min=3.0))

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 
 from lightning_lift.datamodules import GumbelDataModule
-from lightning_lift.modules import LogConcaveEBM
+from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
 from lightning_lift.parameterizations.body import body_fingerprint
@@ -37,7 +37,7 @@ def saved(folder: Path, parameterization: Any = Lift, **settings: Any) -> dict[s
 
 
 def test_version_and_format_are_written(tmp_path: Path) -> None:
-    assert saved(tmp_path)["lightning_lift"] == {"version": "0.1.0", "format": 1}
+    assert saved(tmp_path)["lightning_lift"] == {"version": "0.1.0", "format": 2}
 
 
 @pytest.mark.parametrize(
@@ -155,3 +155,36 @@ def test_fit_on_bare_loaders_with_a_lift_says_what_is_missing(tmp_path: Path) ->
 def test_fit_on_bare_loaders_works_without_a_lift(tmp_path: Path) -> None:
     rows = torch.randn(4, 16, 1)
     trainer(tmp_path).fit(make(DirectSoftplus), rows, rows)
+
+
+def test_actnorms_of_version_0_1_are_converted_beside_an_average_and_in_the_optimizer(tmp_path: Path) -> None:
+    """A file of that version: its log-densities there, its moments by the scales, and training goes on."""
+    path = Path(__file__).parents[2] / "fixtures" / "flow_averaged.ckpt"
+    old = torch.load(path, weights_only=True)
+    network = functools.partial(ICNN, widths=[3], actnorm=True, bias_std=1.0)
+    module = ConvexPotentialFlow(1, network, DirectSoftplus, learning_rate=0.05)
+    new = torch.load(path, weights_only=True)
+    module.on_load_checkpoint(new)
+    x = torch.tensor([[-2.0], [5.0], [20.0]])
+    for key, expected in (
+        ("current_model_state", [-8.460603713989258, -2.267770290374756, -6.592145919799805]),
+        ("state_dict", [-8.348790168762207, -2.5297632217407227, -6.231842994689941]),
+    ):
+        module.load_state_dict(new[key])
+        torch.testing.assert_close(module.log_prob(x).detach(), torch.tensor(expected), rtol=1e-5, atol=1e-5)
+    before, after = (c["optimizer_states"][0]["state"] for c in (old, new))
+    scales = [old["current_model_state"][f"network.0.{p}actnorm.log_scale"].exp() for p in ("", "network.layers.0.")]
+    for index, scale in ((1, scales[0]), (4, scales[1]), (6, scales[1])):
+        torch.testing.assert_close(after[index]["exp_avg"], before[index]["exp_avg"] / scale)
+        torch.testing.assert_close(after[index]["exp_avg_sq"], before[index]["exp_avg_sq"] / scale**2)
+    run = trainer(tmp_path, callbacks=[EMAWeightAveraging(decay=0.8)], max_steps=12)
+    run.fit(module, datamodule=data(loc=5.0, scale=3.0, batches_per_epoch=10), ckpt_path=path, weights_only=True)
+    assert run.global_step == 12
+    assert run.validate(module, datamodule=data(loc=5.0, scale=3.0), verbose=False)[0]["val/nll"] < 3.5
+
+
+def test_emitted_actnorms_of_version_0_1_are_refused() -> None:
+    module = LogConcaveEBM(1, functools.partial(ICNN, widths=[4], actnorm=True), functools.partial(Lift, emit="all"))
+    checkpoint = {"lightning_lift": {"version": "0.1.0", "format": 1}, "state_dict": module.state_dict()}
+    with pytest.raises(ValueError, match=r"version 0\.1 and its parameterization emits"):
+        module.on_load_checkpoint(checkpoint)

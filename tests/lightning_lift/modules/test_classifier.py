@@ -40,7 +40,7 @@ def test_it_learns_and_its_metrics_are_those_of_the_whole_split(tmp_path: Path) 
 
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     checkpoint = torch.load(tmp_path / "x.ckpt", weights_only=True)
-    assert checkpoint["lightning_lift"]["format"] == 1
+    assert checkpoint["lightning_lift"]["format"] == 2
     again = ReLUClassifier.load_from_checkpoint(tmp_path / "x.ckpt", weights_only=True)
     with torch.no_grad():
         assert torch.equal(again(inputs), scores)

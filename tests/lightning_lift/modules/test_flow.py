@@ -260,6 +260,26 @@ def test_weight_averaging_averages_what_was_started() -> None:
     assert float((actnorms(module)[0](rows).std(0) - 1.0).abs().max()) < 0.1
 
 
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_training_does_not_depend_on_the_units_of_the_data(unit: float) -> None:
+    """With an ActNorm before the potential the same rows in other units give the same steps, and D log(unit) nats."""
+    rows = torch.randn(256, 2, generator=torch.Generator().manual_seed(0)) + torch.tensor([30.0, -1.0])
+    losses = []
+    for factor in (1.0, unit):
+        torch.manual_seed(0)
+        module = ConvexPotentialFlow(2, functools.partial(SMALL, actnorm=True), DirectSoftplus, num_blocks=2)
+        module.start_actnorms(factor * rows)
+        optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+        for _ in range(40):
+            optimizer.zero_grad()
+            loss = module.batch_loss(factor * rows)
+            loss.backward()
+            optimizer.step()
+        losses.append(float(loss.detach()) - 2.0 * math.log(factor))
+    assert losses[0] < 3.0  # the entropy of the rows is 2.84
+    assert losses[1] == pytest.approx(losses[0], abs=1e-2)
+
+
 def test_inner_actnorms_that_a_lift_emits_are_refused() -> None:
     everything = functools.partial(Lift, emit="all")
     module = ConvexPotentialFlow(2, functools.partial(SMALL, actnorm=True), everything)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from lightning_lift.networks import ActNorm
+from lightning_lift.networks import ICNN, ActNorm
 
 
 def started() -> tuple[ActNorm, torch.Tensor]:
@@ -53,9 +53,11 @@ def test_one_row_only_centres() -> None:
 
 def test_inverse_and_log_determinant() -> None:
     layer, rows = started()
-    torch.testing.assert_close(layer.inverse(layer(rows)), rows, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        layer.shift.add_(0.3)
+    torch.testing.assert_close(layer.normalization.invert(layer(rows)), rows, rtol=1e-12, atol=1e-12)
     jacobian = torch.autograd.functional.jacobian(layer, rows[0])
-    torch.testing.assert_close(layer.log_det(), torch.linalg.slogdet(jacobian).logabsdet)
+    torch.testing.assert_close(layer.log_scale.sum(), torch.linalg.slogdet(jacobian).logabsdet)
 
 
 def test_the_start_survives_saving_and_loading() -> None:
@@ -68,6 +70,41 @@ def test_the_start_survives_saving_and_loading() -> None:
     again.load_state_dict(torch.load(saved, weights_only=True))
     again.initialize_(10.0 * rows)
     assert torch.equal(again(rows), layer(rows))
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_a_step_of_shift_bias_or_scale_is_the_same_in_all_units(unit: float) -> None:
+    """Before and inside a network: rows in other units, and about a mean far from 0, give the same gradients."""
+    rows = torch.randn(200, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for factor, mean in ((1.0, 0.0), (unit, 0.0), (1.0, 1e4)):
+        torch.manual_seed(0)
+        x = factor * rows + mean
+        layer, network = ActNorm(2).double(), ICNN(2, (8,), strong_convexity=0.0, actnorm=True, bias_std=1.0).double()
+        layer.initialize_(x)
+        network.initialize_actnorm_(x, {})
+        inside = [*network.layers[0].actnorm.parameters(), network.layers[0].bias]
+        own = torch.autograd.grad((layer(x) ** 3).mean(), list(layer.parameters()))
+        within = torch.autograd.grad(network(x).mean(), inside)
+        gradients.append(torch.cat([*own, *within]))
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], rtol=1e-6, atol=1e-8)
+
+
+def test_the_form_of_version_0_1_is_converted() -> None:
+    """exp(log_scale) * (x + bias) outside, exp(log_scale) * (pre + c + bias) inside a layer with bias c."""
+    old = {"log_scale": torch.tensor([0.5, -2.0]), "bias": torch.tensor([3.0, -1.0]), "initialized": torch.tensor(True)}
+    layer, x = ActNorm(2), torch.randn(5, 2)
+    layer.load_state_dict(old)
+    torch.testing.assert_close(layer(x), old["log_scale"].exp() * (x + old["bias"]))
+    torch.testing.assert_close(layer.shift.detach(), old["log_scale"].exp() * old["bias"])
+    torch.manual_seed(0)
+    network = ICNN(2, (2,), strong_convexity=0.0, actnorm=True, bias_std=1.0)
+    state = {name: tensor for name, tensor in network.state_dict().items() if "actnorm" not in name}
+    network.load_state_dict(state | {f"layers.0.actnorm.{name}": tensor for name, tensor in old.items()})
+    inner = old["log_scale"].exp() * (x @ state["layers.0.input_weight"].T + state["layers.0.bias"] + old["bias"])
+    expected = torch.log1p(inner.exp()) @ state["output_weight"] + x @ state["output_input_weight"]
+    torch.testing.assert_close(network(x), expected)
 
 
 @pytest.mark.parametrize("use_buffers", [False, True])

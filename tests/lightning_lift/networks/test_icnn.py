@@ -51,16 +51,16 @@ def test_learned_scales_and_actnorm_are_the_stated_formula() -> None:
     torch.manual_seed(0)
     network = ICNN(2, widths=(5, 4), strong_convexity="learned", actnorm=True, bias_std=1.0).double()
     with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(0.2 * torch.rand_like(parameter))
-    p = {name: tensor.detach() for name, tensor in network.named_parameters()}
+        for tensor in (*network.parameters(), *(layer.actnorm.center for layer in network.layers)):
+            tensor.add_(0.2 * torch.rand_like(tensor))
+    p = {name: tensor.detach() for name, tensor in (*network.named_parameters(), *network.named_buffers())}
     x = torch.randn(7, 2, dtype=torch.float64)
     z = None
     for layer in ("layers.0", "layers.1"):
-        pre = x @ p[f"{layer}.input_weight"].T + p[f"{layer}.bias"]
+        pre = x @ p[f"{layer}.input_weight"].T
         pre = pre if z is None else pre + z @ p[f"{layer}.hidden_weight"].T
-        pre = torch.exp(p[f"{layer}.actnorm.log_scale"]) * (pre + p[f"{layer}.actnorm.bias"])
-        z = torch.log1p(torch.exp(pre))
+        pre = torch.exp(p[f"{layer}.actnorm.log_scale"]) * (pre - p[f"{layer}.actnorm.center"])
+        z = torch.log1p(torch.exp(pre + p[f"{layer}.actnorm.shift"] + p[f"{layer}.bias"]))
     energy = z @ p["output_weight"] + x @ p["output_input_weight"]
     w1, w0 = (torch.log1p(torch.exp(p[name])) for name in ("raw_output_scale", "raw_strong_convexity"))
     torch.testing.assert_close(network(x), w1 * energy + w0 * 0.5 * x.square().sum(1))
@@ -86,13 +86,11 @@ def test_without_the_options_the_state_is_as_before() -> None:
 def pre_activations(network: ICNN, x: torch.Tensor) -> list[torch.Tensor]:
     seen: list[torch.Tensor] = []
     for layer in network.layers:
-        layer.actnorm.register_forward_hook(lambda module, args, out: seen.append(out))
-    z = None
-    for layer in network.layers:
-        pre = x @ layer.input_weight.T + layer.bias
-        if z is not None:
+        pre = x @ layer.input_weight.T
+        if seen:
+            z = network.activation.value(seen[-1])
             pre = pre + z @ (layer.hidden_weight / layer.hidden_weight.shape[1]).T
-        z = network.activation.value(layer.actnorm(pre))
+        seen.append(layer.actnorm(pre) + layer.bias)
     return seen
 
 
@@ -113,7 +111,7 @@ def test_actnorms_start_under_the_weights_handed_in_and_only_once() -> None:
     doubled = {name: 2.0 * weight for name, weight in bound.weights().items()}
     network.initialize_actnorm_(x, doubled)
     first = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    pre = torch.addmm(network.layers[1].bias, x, network.layers[1].input_weight.T)
+    pre = x @ network.layers[1].input_weight.T
     z = network.activation.value(network.layers[0].actnorm(x @ network.layers[0].input_weight.T))
     out = network.layers[1].actnorm(pre + z @ doubled["layers.1.hidden_weight"].T)
     torch.testing.assert_close(out.var(0, correction=0), torch.ones(8), rtol=1e-4, atol=1e-4)
@@ -138,7 +136,7 @@ def test_everything_emitted_by_a_lift() -> None:
     x = torch.randn(5, 2)
     weights = lift.weights(x)
     value = Potential(network, weights).value(x)
-    for name in ("raw_output_scale", "raw_strong_convexity", "layers.1.actnorm.log_scale", "layers.0.actnorm.bias"):
+    for name in ("raw_output_scale", "raw_strong_convexity", "layers.1.actnorm.log_scale", "layers.0.actnorm.shift"):
         moved = Potential(network, {**weights, name: weights[name] + 0.5}).value(x)
         assert (moved - value).abs().max() > 1e-3, f"{name} is not read"
     with pytest.raises(RuntimeError, match="emit: constrained"):
