@@ -373,3 +373,62 @@ def test_old_spellings_of_flags_with_a_warning(capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr()
     assert end.value.code == 0 and "seed_everything: 3" in printed.out
     assert "--print-config is spelled --print_config now" in printed.err
+
+
+# -- modules of the user's ------------------------------------------------------------------------------------------
+
+OWN_TASK = "from lightning_lift import LogConcaveEBM\n\n\nclass MyTask(LogConcaveEBM):\n    pass\n"
+
+
+@pytest.fixture
+def my_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module in the working directory, which nothing but the command line finds."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(Path.cwd()))])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    Path("my_module.py").write_text(OWN_TASK)
+
+
+def test_a_task_of_the_users_from_fit_to_test(my_module: None, capsys: pytest.CaptureFixture[str]) -> None:
+    once = ["--trainer.max_epochs", "1", "--trainer.logger.save_dir", "runs", "--trainer.logger.version", "own"]
+    main([*GUMBEL, "--model", "my_module.MyTask", *once])
+    assert sys.path[-1] == str(Path.cwd())
+    checkpoint = next(Path("runs").rglob("last.ckpt"))
+    test = ["test", "--config", CONFIG, *SMALL, "--ckpt_path", str(checkpoint)]
+    del sys.modules["my_module"]
+    with pytest.raises(SystemExit):
+        main(test)
+    assert "--import my_module" in capsys.readouterr().err
+    assert "my_module" not in sys.modules  # importing runs what is in a file
+    main([*test, "--import", "my_module"])
+    assert "my_module" in sys.modules and "test/nll" in capsys.readouterr().out
+
+
+def test_import_gives_short_names_and_stands_anywhere(my_module: None, capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["--import", "my_module", *GUMBEL], [*GUMBEL, "--import=my_module"]):
+        with pytest.raises(SystemExit) as end:
+            main([*args, "--model", "MyTask", "--print_config"])
+        assert end.value.code == 0 and "class_path: my_module.MyTask" in capsys.readouterr().out
+
+
+# -- errors that are no bad values ----------------------------------------------------------------------------------
+
+
+def test_what_this_package_raises_is_one_sentence_and_a_bug_has_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = ICNN(2)
+    lift = Lift().bind(network, 2)
+    wrong: list[Any] = [lambda _: lift.bind(network, 2), lambda _: lift.eval().weights()]
+    for call in wrong:
+        monkeypatch.setattr("lightning_lift.cli.LiftCLI", call)
+        with pytest.raises(SystemExit) as end:
+            main(["fit"])
+        printed = capsys.readouterr().err
+        assert end.value.code == 1 and printed.startswith("lightning-lift: error: ") and printed.count("\n") == 2
+    ours: dict[str, Any] = {"__name__": "lightning_lift.modules.base", "torch": torch}
+    exec("def multiply(_):\n    return torch.ones(2) @ torch.ones(3)", ours)  # torch raises it, in a frame of ours
+    bugs: list[Any] = [ours["multiply"], lambda _: {}["a"]]
+    for call in bugs:
+        monkeypatch.setattr("lightning_lift.cli.LiftCLI", call)
+        with pytest.raises((RuntimeError, KeyError)):
+            main(["fit"])
