@@ -184,7 +184,9 @@ class StoredModule(TrustedLoading, L.LightningModule):
         check_stamp(checkpoint)
         if checkpoint[KEY]["format"] == 1:
             _upgrade(checkpoint, self)
-        _check_meaning(checkpoint.get("hyper_parameters", {}), {name: self.hparams.get(name) for name in self.meaning})
+        stored = checkpoint.get("hyper_parameters", {})
+        theirs = {name: plain(name, stored[name]) for name in self.meaning if name in stored}  # given ones among them
+        _check_meaning(theirs, {name: self.hparams.get(name) for name in self.meaning})
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights; what does not fit is one clear error.

@@ -6,10 +6,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 
-from lightning_lift.datamodules import GumbelDataModule
-from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM
+from lightning_lift.datamodules import GumbelDataModule, MoonsDataModule
+from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM, NormalizingFlow
 from lightning_lift.networks import ICNN
-from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
+from lightning_lift.parameterizations import DirectNoise, DirectSoftplus, FrozenBatch, Lift, ProjectedGradient, names
 from lightning_lift.parameterizations.body import body_fingerprint
 from lightning_lift.testing import ModuleContract
 
@@ -59,10 +59,83 @@ def test_what_does_not_fit_is_one_clear_error(tmp_path: Path, change: Any, messa
         LogConcaveEBM.load_from_checkpoint(tmp_path / "bad.ckpt", weights_only=True)
 
 
-def test_a_checkpoint_of_another_parameterization_is_refused(tmp_path: Path) -> None:
-    saved(tmp_path, DirectSoftplus)
-    with pytest.raises(ValueError, match="another parameterization"):
-        trainer(tmp_path).test(make(Lift), datamodule=data(), ckpt_path=tmp_path / "x.ckpt", weights_only=True)
+OTHERS: dict[str, tuple[Any, Any, str]] = {  # what was stored, what loads it, the difference
+    "class": (DirectSoftplus, Lift, "parameterization=.*DirectSoftplus.* and this module has .*Lift"),
+    "control": (Lift, FrozenBatch, "parameterization=.*Lift.* and this module has .*FrozenBatch"),
+    "gain": (DirectSoftplus, functools.partial(DirectSoftplus, latent_gain=10.0), r"latent_gain=1\.0 .*10\.0"),
+    "beta": (functools.partial(DirectSoftplus, beta=2.0), DirectSoftplus, r"beta=2\.0 .*1\.0"),
+    "readout": (DirectSoftplus, functools.partial(DirectSoftplus, readout="square"), "readout='softplus' .*'square'"),
+    "slack gain": (Lift, functools.partial(Lift, slack_gain=3.0), r"slack_gain=None .*3\.0"),
+    "activation": (
+        functools.partial(ICNN, widths=(8, 8)),
+        functools.partial(ICNN, widths=(8, 8), activation="gaussian_softplus"),
+        "network.activation='softplus' .*'gaussian_softplus'",
+    ),
+    "strong convexity": (
+        functools.partial(ICNN, widths=(8, 8), strong_convexity=1.0),
+        functools.partial(ICNN, widths=(8, 8)),
+        r"network.strong_convexity=1\.0 .*0\.02",
+    ),
+}
+
+
+def slots(factory: Any) -> dict[str, Any]:
+    """The arguments of a module with this network or parameterization."""
+    if getattr(factory, "func", factory) is ICNN:
+        return {"network": factory, "parameterization": DirectSoftplus}
+    return {"network": functools.partial(ICNN, widths=(8, 8)), "parameterization": factory}
+
+
+@pytest.fixture
+def calibrated(tmp_path: Path) -> Any:
+    """Writes the checkpoint of a module that has not been trained."""
+
+    def write(factory: Any) -> Path:
+        run = trainer(tmp_path, max_steps=0)
+        run.fit(LogConcaveEBM(1, **slots(factory)), datamodule=data())
+        run.save_checkpoint(tmp_path / "x.ckpt")
+        return tmp_path / "x.ckpt"
+
+    return write
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_weights_that_would_mean_something_else_are_refused(case: str, calibrated: Any, tmp_path: Path) -> None:
+    stored, other, difference = OTHERS[case]
+    path = calibrated(stored)
+    with pytest.raises(ValueError, match=f"x.ckpt.*another .*{difference}"):
+        LogConcaveEBM.load_from_checkpoint(path, **slots(other))
+    for verb in ("fit", "test"):
+        with pytest.raises(ValueError, match=f"another .*{difference}"):
+            getattr(trainer(tmp_path), verb)(LogConcaveEBM(1, **slots(other)), datamodule=data(), ckpt_path=path)
+
+
+@pytest.mark.parametrize(
+    ("stored", "same"),
+    [
+        (ProjectedGradient, names.pgd),
+        (names.lift, functools.partial(Lift, slack_start=1.0, slack_std=1.0)),  # only starts the slack
+        (functools.partial(DirectNoise, latent_noise=0.1), functools.partial(names.direct_noise, latent_noise=0.2)),
+        (functools.partial(ICNN, widths=[8, 8]), functools.partial(ICNN, widths=(8, 8), weight_init="principled")),
+    ],
+    ids=["short name", "slack's start", "noise in training", "network's start"],
+)
+def test_what_only_starts_or_trains_the_weights_may_differ(stored: Any, same: Any, calibrated: Any) -> None:
+    path = calibrated(stored)
+    one, other = LogConcaveEBM.load_from_checkpoint(path), LogConcaveEBM.load_from_checkpoint(path, **slots(same))
+    x = torch.linspace(-1.0, 1.0, 5)[:, None]
+    torch.testing.assert_close(other.freeze().log_prob(x), one.freeze().log_prob(x))
+
+
+def test_a_flow_of_other_splines_is_refused(tmp_path: Path) -> None:
+    run = trainer(tmp_path, max_steps=0)
+    run.fit(
+        NormalizingFlow(2, num_layers=1, hidden_features=4),
+        datamodule=MoonsDataModule(batch_size=16, num_val=16, num_test=16),
+    )
+    run.save_checkpoint(tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match=r"tail_bound=3\.0 .*4\.0"):
+        NormalizingFlow.load_from_checkpoint(tmp_path / "x.ckpt", tail_bound=4.0)
 
 
 def test_every_set_of_weights_carries_the_summary_of_its_own_body(tmp_path: Path) -> None:
