@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_lift.files import whole_file
 from lightning_lift.modules.base import ConvexModule
-from lightning_lift.modules.checkpoints import load_module, read_checkpoint
+from lightning_lift.modules.checkpoints import StoredModule, load_module, read_checkpoint
 from lightning_lift.rescaling.rescale import Method
 from lightning_lift.rescaling.whole_module import ModuleRescaling, rescale_module_, transport_states_
 
@@ -96,6 +96,8 @@ def rescale_checkpoint(
     if output.resolve() == source.resolve():
         raise ValueError(f"--output {output} is the checkpoint itself: give another name; the original is kept.")
     module = load_module(source)
+    if isinstance(module, StoredModule):
+        module.on_load_checkpoint(checkpoint)  # of an older format, it is converted with its optimizer states
     rescaling = rescale_module_(
         module,
         method,

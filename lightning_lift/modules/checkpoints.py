@@ -184,6 +184,7 @@ class StoredModule(TrustedLoading, L.LightningModule):
         check_stamp(checkpoint)
         if checkpoint[KEY]["format"] == 1:
             _upgrade(checkpoint, self)
+            checkpoint[KEY] = {**checkpoint[KEY], "format": FORMAT}  # what is converted once is not to be so again
         stored = checkpoint.get("hyper_parameters", {})
         theirs = {name: plain(name, stored[name]) for name in self.meaning if name in stored}  # given ones among them
         _check_meaning(theirs, {name: self.hparams.get(name) for name in self.meaning})

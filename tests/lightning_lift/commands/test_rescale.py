@@ -14,6 +14,7 @@ from lightning_lift.cli import main
 from lightning_lift.commands.rescale import rescale_checkpoint
 from lightning_lift.datamodules import ConvAutoencoder, GumbelDataModule, TwoMoonsDataModule
 from lightning_lift.modules import LogConcaveEBM, ReLUClassifier, ReLUMLP
+from lightning_lift.modules.checkpoints import FORMAT, KEY
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
 
@@ -144,3 +145,12 @@ def test_what_cannot_be_rescaled_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="averaged weights"):
         rescale_checkpoint(classifier(tmp_path, callbacks=[EMAWeightAveraging()]), tmp_path / "y.ckpt")
     assert not (tmp_path / "y.ckpt").exists()
+
+
+def test_a_file_of_an_older_format_becomes_one_of_today(tmp_path: Path) -> None:
+    """What is written is what was loaded and converted: it must not be converted a second time."""
+    source = classifier(tmp_path)
+    checkpoint = torch.load(source, weights_only=True)
+    torch.save(checkpoint | {KEY: {"version": "0.1.0", "format": 1}}, source)
+    rescale_checkpoint(source, tmp_path / "y.ckpt")
+    assert torch.load(tmp_path / "y.ckpt", weights_only=True)[KEY]["format"] == FORMAT
