@@ -12,6 +12,7 @@ from lightning_lift.datamodules.seeding import generator_at, stream_seed
 from lightning_lift.datamodules.sources import Source, StreamSource, TensorSource
 
 _CALIBRATION_BATCH = 4096  # rows only pass through the lift's small body, so larger batches only save time
+_WINDOW_MARGIN = 0.1  # of the range of the training rows, on each side
 _EVALUATION_BATCH = 1024  # evaluation keeps no graph: its batches can be larger than small training batches
 
 
@@ -47,6 +48,8 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
     Attributes:
         row_marks: For each split of a table :func:`~lightning_lift.datamodules.row_marks.row_marks` of its rows, (N,)
             int64, from ``load``; empty where there is no table. A checkpoint keeps those of its training rows.
+        row_numbers: For each split of a file the positions of its rows in the file, from 0, (N,) int64, from ``load``;
+            empty where there is no file.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -79,6 +82,7 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
         )
         self._range: tuple[Tensor, Tensor] | None = None
         self.row_marks: dict[str, Tensor] = {}
+        self.row_numbers: dict[str, Tensor] = {}
 
     # What a subclass gives.
 
@@ -144,6 +148,17 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
             raise ValueError(f"window must be finite, got {window.tolist()}")
         self._range = support.to(torch.float32), window.to(torch.float32)
 
+    def set_open_range(self, train: Tensor) -> None:
+        """State the whole space as the support, and the range of the training rows with a margin as the window.
+
+        Args:
+            train: Training rows (N, D), in training units.
+        """
+        low, high = train.amin(dim=0), train.amax(dim=0)
+        margin = _WINDOW_MARGIN * (high - low).clamp(min=1e-3)
+        infinite = torch.full((self.dim,), torch.inf)
+        self.set_range(torch.stack([-infinite, infinite]), torch.stack([low - margin, high + margin]))
+
     def set_standardization(self, location: Tensor, scale: Tensor) -> None:
         """States how training units are made: ``training = (original - location) / scale``.
 
@@ -203,6 +218,8 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
         """
         splits = {key: value.to(torch.float32) for key, value in splits.items()}
         required = {"val", "test"} | (set() if "train" in splits else {"calibration"})
+        if splits.keys() == {"predict"}:
+            required = set()
         if missing := required - splits.keys():
             raise ValueError(f"{type(self).__name__}.load() gave no {sorted(missing)} split(s)")
         for key, value in splits.items():
@@ -212,7 +229,7 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
                 raise ValueError(
                     f"{self.name}: {bad} of {value.shape[0]} rows of split {key!r} are not finite in float32"
                 )
-        if "train" not in splits and self.batches_per_epoch is None:
+        if required and "train" not in splits and self.batches_per_epoch is None:
             raise ValueError(f"{type(self).__name__} draws its training rows and must give batches_per_epoch")
         return splits
 
@@ -237,8 +254,8 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
 
     def rows_source(self, key: str, shuffle: bool) -> Source:
         """Return the rows of a split as the loader's source; fresh rows where there is no training split."""
-        if key == "train" and "train" not in self._splits:
-            return StreamSource(self.draw, self._training_seed(), self.batches_per_epoch or 1)
+        if key == "train" and "train" not in self._splits and self.batches_per_epoch is not None:
+            return StreamSource(self.draw, self._training_seed(), self.batches_per_epoch)
         return TensorSource(self.split(key), self._training_seed(), shuffle)
 
     def calibration_dataloader(self) -> BatchLoader:

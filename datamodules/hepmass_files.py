@@ -36,6 +36,7 @@ DISCRETE = (5, 9, 13, 17, 21)
 _MASS, _MASS_TOLERANCE = 1000.0, 1.0
 _MAX_REPEATS = 5
 _BLOCK = 1 << 24
+_LONGEST_LINE = 1 << 16
 
 _NAMES = [
     *("lepton_pt", "lepton_eta", "lepton_phi", "missing_energy", "missing_energy_phi", "num_jets"),
@@ -64,18 +65,18 @@ def read_features(file: IO[bytes], source: str, labelled: bool, max_rows: int | 
     Raises:
         ValueError: If rows have a wrong number of values, labels are not 0 or 1, or values are not finite numbers.
     """
-    header = file.readline()
-    first = file.readline()
+    header, first = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
     width = len(first.rstrip(b"\r\n").split(b","))
     _check_width(header, first, width, source, labelled)
     parts: list[Rows] = []
-    seen = 0
+    read = seen = 0
     for rows in _blocks(first, file, width, source):
+        _check_values(rows, read, source, labelled)
+        read += len(rows)
         if width == FEATURES + 2:
             rows = rows[np.abs(rows[:, -1] - _MASS) <= _MASS_TOLERANCE]
         if max_rows is not None:
             rows = rows[: max_rows - seen]
-        _check_values(rows, seen, source, labelled)
         seen += len(rows)
         parts.append(rows[rows[:, 0] == 1.0, 1 : 1 + USED] if labelled else rows[:, :USED])
         if seen == max_rows:

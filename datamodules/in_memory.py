@@ -166,3 +166,20 @@ def check_counts(**counts: int | None) -> None:
     for label, value in counts.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{label} must be an integer of at least 1, got {value!r}")
+
+
+def check_fractions(**fractions: float) -> None:
+    """Refuse fractions of held-out rows that leave a split empty.
+
+    Args:
+        **fractions: Values by the names of their arguments.
+
+    Raises:
+        ValueError: Naming the arguments and their values.
+    """
+    for label, fraction in fractions.items():
+        if not 0 < fraction < 1:
+            raise ValueError(f"{label} must be between 0 and 1, exclusive, got {fraction}")
+    if sum(fractions.values()) >= 1:
+        named = " + ".join(f"{label} {fraction}" for label, fraction in fractions.items())
+        raise ValueError(f"{named} leaves no training rows")

@@ -18,12 +18,11 @@ from lightning_lift.datamodules.image_sources import (
     latents_name,
     read_images,
 )
-from lightning_lift.datamodules.in_memory import check_counts
+from lightning_lift.datamodules.in_memory import check_counts, check_fractions
 from lightning_lift.datamodules.latent_cache import cached_autoencoder
 from lightning_lift.datamodules.seeding import generator_at, stream_seed
 
 _DIMS = (2, 32)
-_WINDOW_MARGIN = 0.1  # of the range of the training rows, on each side
 _CHUNK = 1000  # images that pass through the network at once
 _AUTOENCODER_BATCH = 64
 _LEAST_SPREAD = 1e-4  # of a code's numbers, relative to the largest: less is a number that the decoder does not read
@@ -94,11 +93,7 @@ class MNISTLatentsDataModule(DensityDataModule):
             raise ValueError(f"latent_dim must be from {_DIMS[0]} to {_DIMS[1]}, got {latent_dim}")
         if digit is not None and digit not in range(10):
             raise ValueError(f"digit must be from 0 to 9, or None for all, got {digit!r}")
-        for label, fraction in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
-            if not 0 < fraction < 1:
-                raise ValueError(f"{label} must be between 0 and 1, exclusive, got {fraction}")
-        if val_fraction + test_fraction >= 1:
-            raise ValueError(f"val_fraction {val_fraction} + test_fraction {test_fraction} leaves no training images")
+        check_fractions(val_fraction=val_fraction, test_fraction=test_fraction)
         which = "" if digit is None else f", digit {digit}"
         super().__init__(
             dim=latent_dim,
@@ -160,9 +155,7 @@ class MNISTLatentsDataModule(DensityDataModule):
             )
         self.set_standardization(location, scale)
         rows = {key: ((part.double() - location) / scale).to(torch.float32) for key, part in codes.items()}
-        low, high = rows["train"].amin(dim=0), rows["train"].amax(dim=0)
-        margin, infinite = _WINDOW_MARGIN * (high - low), torch.full((self.dim,), torch.inf)
-        self.set_range(torch.stack([-infinite, infinite]), torch.stack([low - margin, high + margin]))
+        self.set_open_range(rows["train"])
         self._network, self._shown = network, images
         rank_zero_info(f"{self.name}: reconstruction error a pixel {self._errors(codes)}")
         return rows

@@ -25,7 +25,6 @@ Floats = npt.NDArray[np.floating]
 
 _FILE_SUFFIXES = (".csv", ".gz", ".tgz", ".tar", ".zip", ".npy", ".pickle", ".parquet", ".hdf5")
 _SPLITS = ("train", "val", "test")
-_WINDOW_MARGIN = 0.1  # of the range of the training rows, on each side
 
 
 class PublishedTable(DensityDataModule):
@@ -141,7 +140,7 @@ class PublishedTable(DensityDataModule):
         tensors = {
             key: torch.from_numpy(((rows - location) / scale).astype(np.float32)) for key, rows in splits.items()
         }
-        set_open_range(self, tensors["train"])
+        self.set_open_range(tensors["train"])
         return tensors
 
     def _find(self) -> TableSource | None:
@@ -167,19 +166,6 @@ class PublishedTable(DensityDataModule):
                 f"{self._counts}: cut off, or other files; set benchmark: false to use them as they are"
             )
         return splits
-
-
-def set_open_range(data: DensityDataModule, train: Tensor) -> None:
-    """States the whole space as the support, and the range of the training rows with a margin as the window.
-
-    Args:
-        data: The data module.
-        train: Its training rows (N, D), in training units.
-    """
-    low, high = train.amin(dim=0), train.amax(dim=0)
-    margin = _WINDOW_MARGIN * (high - low)
-    infinite = torch.full((data.dim,), torch.inf)
-    data.set_range(torch.stack([-infinite, infinite]), torch.stack([low - margin, high + margin]))
 
 
 def cut_off_last(rows: Floats, fraction: float = 0.1) -> tuple[Floats, Floats]:

@@ -1,45 +1,57 @@
 """Reading numeric tables: what columns a file has (cheaply), and then their values."""
 
 import csv
+import io
+import json
 import math
 import os
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow
 import pyarrow.parquet
+from pyarrow import types
+
+from lightning_lift.datamodules.unpacking import most_of, open_file
 
 Table = npt.NDArray[np.float64]
 Columns = Sequence[str | int]
 
 
 class TableFile:
-    """A numeric table in a file: CSV with a header line, ``.npy``, ``.npz`` or parquet.
+    """A numeric table in a file: CSV (also ``.csv.gz``), ``.npy``, ``.npz`` or parquet.
 
     Making one reads the column names only, and refuses what can be refused without reading the values.
-    An ``.npy`` array, and a single 2-D array in an ``.npz``, has columns named "0", "1", ...; an ``.npz`` of several
-    1-D arrays has one column an array, named by its key.
+    An ``.npy`` array, a single 2-D array in an ``.npz`` and a CSV file without a header have columns named "0", "1",
+    ...; an ``.npz`` of several 1-D arrays has one column an array, named by its key. An index that pandas has written
+    into a parquet file is a column only where it is asked for by name.
 
     Args:
         path: The file.
         columns: The columns wanted, by name or by position from 0, in this order. None for all.
+        drop_columns: Columns to leave out, by name or by position from 0.
+        header: Whether a CSV file begins with a line of names.
 
     Attributes:
         names: The names of the columns wanted.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file cannot be read as a table, or lacks a column wanted, or has no header line.
+        ValueError: If the file cannot be read as a table, or lacks a column wanted, or its header does not fit.
     """
 
-    def __init__(self, path: str, columns: Columns | None = None) -> None:
+    def __init__(
+        self, path: str, columns: Columns | None = None, drop_columns: Columns = (), header: bool = True
+    ) -> None:
         self.path = path
         file = Path(path)
         if not file.exists():
@@ -47,19 +59,30 @@ class TableFile:
         if file.is_dir():
             raise ValueError(f"{path!r} is a directory: give the path of one file")
         suffix = file.suffix.lower()
+        suffix = ".csv" if file.name.lower().endswith(".csv.gz") else suffix
         if suffix not in _READERS:
-            raise ValueError(f"{path!r} has the extension {suffix!r}; supported are {', '.join(_READERS)}")
+            raise ValueError(f"{path!r} has the extension {suffix!r}; supported are {', '.join(_READERS)}, .csv.gz")
         if file.stat().st_size == 0:
             raise ValueError(f"{path!r} is empty (0 bytes)")
         list_names, self._read = _READERS[suffix]
-        available = _guarded(path, list_names, path)
-        if columns is None and (unnamed := [i for i, name in enumerate(available) if not name.strip()]):
+        if not header:
+            if suffix != ".csv":
+                raise ValueError(f"header: false belongs to a .csv file, got {path!r}")
+            list_names, self._read = partial(_csv_names, header=False), partial(_csv_values, header=False)
+        available, is_index = _guarded(path, list_names, path)
+        shown = [name for name, index in zip(available, is_index, strict=True) if not index]
+        self.positions = resolve_columns(columns, available if columns else shown, path)
+        dropped = resolve_columns(drop_columns, available, path) if drop_columns else []
+        self.positions = [position for position in self.positions if position not in dropped]
+        self.names = [available[position] for position in self.positions]
+        if not self.names:
+            raise ValueError(f"{path!r}: drop_columns leaves no columns to use")
+        if unnamed := [position for position in self.positions if not available[position].strip()]:
             raise ValueError(
                 f"{path!r}: the column(s) at position {unnamed} have no name (an index column written by pandas?); "
-                f"list the columns to use: columns={[name for name in available if name.strip()]}"
+                f"leave them out by drop_columns={unnamed}, or list the columns to use: "
+                f"columns={[name for name in available if name.strip()]}"
             )
-        self.positions = resolve_columns(columns, available, path)
-        self.names = [available[position] for position in self.positions]
 
     @property
     def has_names(self) -> bool:
@@ -67,13 +90,13 @@ class TableFile:
         return self.names != [str(position) for position in self.positions]
 
     def read(self) -> Table:
-        """Reads the columns wanted.
+        """Read the columns wanted.
 
         Returns:
             (rows, columns) float64; missing values are NaN.
 
         Raises:
-            ValueError: If the file is damaged or a column is not numeric.
+            ValueError: If the file is damaged, or a column holds anything but numbers that float64 holds exactly.
         """
         values: Table = _guarded(self.path, self._read, self.path, self.positions, self.names)
         return values
@@ -124,6 +147,8 @@ def _guarded(path: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except TableError as error:
         raise ValueError(f"{path!r}: {error}") from None
+    except MemoryError as error:
+        raise ValueError(f"{path!r} is too large for this machine's memory") from error
     except (ValueError, EOFError, KeyError, OSError, zipfile.BadZipFile, pyarrow.ArrowException, csv.Error) as error:
         if isinstance(error, PermissionError):
             raise
@@ -148,78 +173,106 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _csv_names(path: str) -> list[str]:
-    with open(path, encoding="utf-8-sig", newline="") as file:
+def _csv_names(path: str, header: bool = True) -> tuple[list[str], list[bool]]:
+    with _csv_text(path) as file:
         lines = (line for line in csv.reader(file) if line)  # pandas skips blank lines too
-        header = [cell.strip() for cell in next(lines, [])]
+        names = [cell.strip() for cell in next(lines, [])]
         first = next(lines, None)
-    if not header:
-        raise TableError("the file has no header line and no rows")
-    if all(_is_number(cell) for cell in header):
+    if not names:
+        raise TableError("the file has no header line and no rows" if header else "the file has no rows")
+    are_numbers = all(_is_number(cell) for cell in names)
+    if header and are_numbers:
         raise TableError(
-            f"the first line {_listed(header, 6)} is numbers, not column names; put a header line on top, such as "
-            f"'{','.join(f'x{i}' for i in range(min(len(header), 3)))}{',...' if len(header) > 3 else ''}'"
+            f"the first line {_listed(names, 6)} is numbers, not column names: if it is a row, set header: false; if "
+            "it numbers the columns, replace it by a line of names"
         )
-    if len(header) == 1 and re.search(r"[;\t|]", header[0]):
-        raise TableError(f"the only column is named {header[0]!r}; columns must be separated by commas")
-    if first is not None and len(first) != len(header):
-        raise TableError(f"the header has {len(header)} names but the first row has {len(first)} values")
-    return header
+    if not header and not are_numbers:
+        raise TableError(f"header: false, and the first line is {_listed(names, 6)}, no row of numbers")
+    if len(names) == 1 and re.search(r"[;\t|]", names[0]):
+        raise TableError(f"the only column is named {names[0]!r}; columns must be separated by commas")
+    if first is not None and len(first) != len(names):
+        raise TableError(f"the header has {len(names)} names but the first row has {len(first)} values")
+    return names if header else [str(i) for i in range(len(names))], [False] * len(names)
 
 
-def _csv_values(path: str, positions: list[int], names: list[str]) -> Table:
-    with warnings.catch_warnings():
+@contextmanager
+def _csv_text(path: str) -> Iterator[IO[str]]:
+    with open_file(Path(path), most_of(os.stat(path).st_size)) as file:
+        yield io.TextIOWrapper(cast(io.BufferedReader, file), encoding="utf-8-sig", newline="")
+
+
+def _csv_values(path: str, positions: list[int], names: list[str], header: bool = True) -> Table:
+    with warnings.catch_warnings(), _csv_text(path) as file:
         # pandas only warns of rows that are longer than the header, and drops their end
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
             frame = pd.read_csv(
-                path, header=0, index_col=False, encoding="utf-8-sig", skipinitialspace=True, low_memory=False
+                file, header=0 if header else None, index_col=False, skipinitialspace=True, low_memory=False
             )
         except pd.errors.ParserWarning as warning:
             raise TableError(f"rows with more values than the header has names ({warning})") from warning
-    return _numeric(frame.iloc[:, positions], names)
+    columns = [frame.iloc[:, position] for position in positions]
+    # as words where pandas found several types
+    columns = [column.astype("string") if column.dtype == object else column for column in columns]
+    return _numeric([pyarrow.array(column, from_pandas=True) for column in columns], names)
 
 
-def _numeric(frame: pd.DataFrame, names: list[str]) -> Table:
-    """Turns columns into float64, and names those that are not numbers, with the first bad value of each."""
-    if len(frame) == 0:
-        return np.empty((0, len(names)))  # without values pandas knows no types
-    bad = []
-    for position, name in enumerate(names):
-        column = frame.iloc[:, position]
-        if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_complex_dtype(column):
-            if not pd.api.types.is_bool_dtype(column):
-                continue
-            bad.append(f"{name!r} (true/false)")
+def _numeric(columns: Sequence[Any], names: list[str]) -> Table:
+    """Turn Arrow arrays into float64, and name those that are not numbers or not exact in it, with a bad value each."""
+    bad, inexact, exact = [], [], []
+    for column, name in zip(columns, names, strict=True):
+        kind = column.type
+        if not (len(column) == 0 or types.is_integer(kind) or types.is_floating(kind) or types.is_null(kind)):
+            bad.append(f"{name!r} ({_first_bad(column)})")
             continue
-        failed = pd.to_numeric(column.astype("object"), errors="coerce").isna() & column.notna()
-        row = int(np.argmax(failed.to_numpy())) if failed.any() else 0
-        bad.append(f"{name!r} (row {row}: {column.iloc[row]!r})")
-    if bad:
-        raise TableError(
-            f"{len(frame)} rows, and these columns are not numeric: {', '.join(bad)}; repair them or list other columns"
-        )
-    values: Table = frame.to_numpy(dtype=np.float64, na_value=np.nan)
-    return values
+        try:
+            exact.append(column.cast(pyarrow.float64()).to_numpy(zero_copy_only=False))
+        except pyarrow.ArrowInvalid as error:  # an integer beyond 2^53
+            inexact.append(f"{name!r} ({error})")
+    for faults, what in ((bad, "are not numeric"), (inexact, "have values that float64 does not hold exactly")):
+        if faults:
+            raise TableError(
+                f"{len(columns[0])} rows, and these columns {what}: {', '.join(faults)}; repair them or list other "
+                "columns, or leave them out by drop_columns"
+            )
+    return np.stack(exact, axis=1)
+
+
+def _first_bad(column: Any) -> str:
+    """The first value that is not a number, with its row; of a type whose values only look like numbers, its type."""
+    if not (types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type)):
+        return "true/false" if types.is_boolean(column.type) else str(column.type)
+    words = (row for row, value in enumerate(column) if value.is_valid and not _is_number(value.as_py()))
+    row = next(words, 0)  # numbers written as words, too
+    return f"row {row}: {column[row].as_py()!r}"
 
 
 # NumPy arrays
 
 
 def _check_array(shape: tuple[int, ...], dtype: np.dtype[Any], label: str) -> None:
-    if not (np.issubdtype(dtype, np.floating) or np.issubdtype(dtype, np.integer)):
-        raise TableError(f"{label} holds {dtype}, not real numbers")
+    if dtype.kind not in "fiu" or dtype.itemsize > 8:  # no complex numbers, times, truth values or longer floats
+        raise TableError(f"{label} holds {dtype}, not real numbers that float64 holds")
     if len(shape) not in (1, 2):
         raise TableError(f"{label} has shape {shape}; a table is (rows, columns), or (rows,) for one column")
 
 
-def _array_names(shape: tuple[int, ...]) -> list[str]:
-    return [str(i) for i in range(shape[1] if len(shape) == 2 else 1)]
+def _array_names(shape: tuple[int, ...]) -> tuple[list[str], list[bool]]:
+    count = shape[1] if len(shape) == 2 else 1
+    return [str(i) for i in range(count)], [False] * count
 
 
 def _two_dimensional(array: npt.NDArray[Any], positions: list[int]) -> Table:
     table = array if array.ndim == 2 else array[:, None]
-    return np.asarray(table[:, positions], dtype=np.float64)
+    return _exact(table[:, positions], [str(position) for position in positions])
+
+
+def _exact(table: npt.NDArray[Any], names: Sequence[str]) -> Table:
+    if table.dtype.kind in "iu" and table.size:
+        largest = np.maximum(table.max(axis=0), -table.min(axis=0).astype(np.float64))
+        if faults := [f"{name!r} ({value:g})" for name, value in zip(names, largest, strict=True) if value > 2**53]:
+            raise TableError(f"column(s) with integers that are no exact float64: {', '.join(faults)}")
+    return table.astype(np.float64)
 
 
 def read_header(file: IO[bytes], size: int, label: str) -> tuple[int, ...]:
@@ -246,7 +299,7 @@ def read_header(file: IO[bytes], size: int, label: str) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _npy_names(path: str) -> list[str]:
+def _npy_names(path: str) -> tuple[list[str], list[bool]]:
     with open(path, "rb") as file:
         return _array_names(read_header(file, os.stat(path).st_size, "the array"))
 
@@ -255,18 +308,14 @@ def _npy_values(path: str, positions: list[int], names: list[str]) -> Table:
     return _two_dimensional(np.load(path, allow_pickle=False), positions)
 
 
-def _npz_shapes(path: str) -> dict[str, tuple[int, ...]]:
+def _npz_names(path: str) -> tuple[list[str], list[bool]]:
     shapes = {}
     with zipfile.ZipFile(path) as archive:
-        for member in archive.namelist():
-            key = member.removesuffix(".npy")
+        for member in archive.infolist():
+            key = member.filename.removesuffix(".npy")
+            _refuse_inflated(member.file_size, member.compress_size)
             with archive.open(member) as file:
-                shapes[key] = read_header(file, archive.getinfo(member).file_size, f"array {key!r}")
-    return shapes
-
-
-def _npz_names(path: str) -> list[str]:
-    shapes = _npz_shapes(path)
+                shapes[key] = read_header(file, member.file_size, f"array {key!r}")
     if len(shapes) == 1:
         return _array_names(next(iter(shapes.values())))
     if not shapes or any(len(shape) != 1 for shape in shapes.values()) or len(set(shapes.values())) != 1:
@@ -274,30 +323,44 @@ def _npz_names(path: str) -> list[str]:
             "the archive must hold one 2-D array, or several 1-D arrays of equal length (one a column); "
             f"it holds {shapes}"
         )
-    return list(shapes)
+    return list(shapes), [False] * len(shapes)
 
 
 def _npz_values(path: str, positions: list[int], names: list[str]) -> Table:
     with np.load(path, allow_pickle=False) as archive:
         if len(archive.files) == 1:
             return _two_dimensional(archive[archive.files[0]], positions)
-        return np.stack([archive[name].astype(np.float64) for name in names], axis=1)
+        return np.concatenate([_exact(archive[name][:, None], [name]) for name in names], axis=1)
+
+
+def _refuse_inflated(unpacked: int, packed: int) -> None:
+    if unpacked > most_of(packed):
+        raise TableError(f"it unpacks from {packed:,} to {unpacked:,} bytes: unpack it yourself if you trust it")
 
 
 # Parquet
 
 
-def _parquet_names(path: str) -> list[str]:
-    names = list(pyarrow.parquet.read_schema(path).names)
-    # pandas stores a meaningful index under such names: not a column of the table
-    return [name for name in names if not re.fullmatch(r"__index_level_\d+__", name)]
+def _parquet_names(path: str) -> tuple[list[str], list[bool]]:
+    schema = pyarrow.parquet.read_schema(path)
+    written = json.loads((schema.metadata or {}).get(b"pandas", b"{}")).get("index_columns", [])
+    # without a meaningful name: no column of the table
+    names = [name for name in schema.names if not re.fullmatch(r"__index_level_\d+__", name)]
+    names.sort(key=lambda name: name in written)  # at the end, so that no position changes
+    return names, [name in written for name in names]
 
 
 def _parquet_values(path: str, positions: list[int], names: list[str]) -> Table:
-    return _numeric(pyarrow.parquet.read_table(path, columns=names).to_pandas()[names], names)
+    rows = pyarrow.parquet.read_metadata(path).num_rows
+    _refuse_inflated(8 * rows * len(names), os.stat(path).st_size)
+    table = pyarrow.parquet.read_table(path, columns=names)
+    return _numeric([table[name].combine_chunks() for name in names], names)
 
 
-_READERS: dict[str, tuple[Callable[[str], list[str]], Callable[[str, list[int], list[str]], Table]]] = {
+_Names = Callable[[str], tuple[list[str], list[bool]]]
+"""Names of the columns of a file, and for each whether it is an index that is used only where it is asked for."""
+
+_READERS: dict[str, tuple[_Names, Callable[[str, list[int], list[str]], Table]]] = {
     ".csv": (_csv_names, _csv_values),
     ".npy": (_npy_names, _npy_values),
     ".npz": (_npz_names, _npz_values),

@@ -12,6 +12,16 @@ from rich.console import Console
 from rich.progress import wrap_file
 
 _BUFFER = 1 << 20
+_FREE, _RATIO = 1 << 26, 250  # a table of numbers is hardly ever packed more tightly
+
+
+def most_of(packed: int) -> int:
+    """Return how many bytes a user's compressed table of numbers may unpack to.
+
+    Args:
+        packed: Bytes of the file.
+    """
+    return _FREE + _RATIO * packed
 
 
 class Bounded(io.RawIOBase):

@@ -350,3 +350,22 @@ def test_hyperparameters_make_the_same_data_and_load_with_weights_only(tmp_path:
     torch.save(dict(data.hparams), tmp_path / "h.pt")
     again = HEPMASSDataModule(**torch.load(tmp_path / "h.pt", weights_only=True))
     assert torch.equal(again.split("val"), data.split("val"))
+
+
+@pytest.mark.parametrize("row", [0, 300])
+def test_a_row_with_an_empty_mass_is_named(tmp_path: Path, row: int) -> None:
+    """It is neither of mass 1000 nor of another: leaving it out without a word would move the splits."""
+    rows = make_rows(400, 3, mass=True)
+    lines = as_csv(rows, 29).decode().splitlines()
+    lines[1 + row] = lines[1 + row].rpartition(",")[0] + ","
+    (tmp_path / "all_train.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "all_test.csv").write_bytes(as_csv(rows, 29))
+    with pytest.raises(ValueError, match=rf"all_train.csv': the value 29 of row {row + 1} is nan"):
+        data_of(str(tmp_path), tmp_path).setup()
+
+
+def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "1000_train.csv.gz").write_bytes(gzip.compress(b"1" * 20_000_000))
+    (tmp_path / "1000_test.csv").write_bytes(TEST_CSV)
+    with pytest.raises(ValueError, match="begins with numbers"):
+        data_of(str(tmp_path), tmp_path).setup()

@@ -193,7 +193,7 @@ def test_arguments_that_do_not_fit() -> None:
         ({"source": "idx"}, "folder"),
         ({"folder": "x"}, "folder"),
         ({"download": True}, "download"),
-        ({"val_fraction": 0.5, "test_fraction": 0.5}, "no training images"),
+        ({"val_fraction": 0.5, "test_fraction": 0.5}, "no training rows"),
         ({"autoencoder_steps": 0}, "at least 1 step"),
         ({"autoencoder_learning_rate": 0.0}, "learning rate"),
         ({"autoencoder_channels": (4,)}, "channels"),

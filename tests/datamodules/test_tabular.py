@@ -1,12 +1,16 @@
+import gzip
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from sklearn.datasets import load_iris
 
-from lightning_lift.datamodules import TabularDataModule
+from lightning_lift.datamodules import TabularDataModule, unpacking
 
 RNG = np.random.default_rng(0)
 TABLE = pd.DataFrame(
@@ -195,7 +199,11 @@ def test_missing_file() -> None:
         ("a.csv", "\n\n", "no header line"),
         ("a.xlsx", "x", r"extension '\.xlsx'; supported are \.csv, \.npy, \.npz, \.parquet"),
         ("a", "x", "extension ''"),
-        ("a.csv", "1.5,2\n3,4\n", "first line '1.5', '2' is numbers, not column names; put a header line on top"),
+        (
+            "a.csv",
+            "1.5,2\n3,4\n",
+            "first line '1.5', '2' is numbers, not column names: if it is a row, set header: false; .* replace it",
+        ),
         ("a.csv", "x;y\n3;4\n", "only column is named 'x;y'; columns must be separated by commas"),
         ("a.csv", "x,y\n3,4,5\n", "header has 2 names but the first row has 3 values"),
         ("a.csv", ",x\n0,4\n", r"position \[0\] have no name .*columns=\['x'\]"),
@@ -305,3 +313,224 @@ def test_values_too_large_for_float32(tmp_path) -> None:
     path = write(tmp_path / "a.npy", TABLE * 1e40)
     with pytest.raises(ValueError, match=r"too large for float32: '0' \(.*e\+42\)"):
         tabular(path=path, standardize=False).setup()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+def test_a_file_without_a_header(tmp_path, suffix) -> None:
+    path = tmp_path / f"a{suffix}"
+    TABLE.to_csv(path, index=False, header=False)
+    with pytest.raises(ValueError, match="set header: false"):
+        tabular(path=str(path))
+    data = tabular(path=str(path), header=False, columns=[2, 0], standardize=False)
+    assert data.name == "a" and data.columns == ["2", "0"]
+    rows = torch.cat([data.split(key) for key in ("train", "val", "test")])
+    assert sorted(rows[:, 0].tolist()) == sorted(TABLE["count"].tolist())
+    with pytest.raises(ValueError, match=r"header: false, and the first line is 'height', .* no row of numbers"):
+        tabular(path=write(tmp_path / "b.csv"), header=False)
+    with pytest.raises(ValueError, match=r"header: false belongs to a \.csv file"):
+        tabular(path=write(tmp_path / "b.npy"), header=False)
+
+
+def test_a_compressed_table(tmp_path) -> None:
+    TABLE.to_csv(tmp_path / "people.csv.gz", index=False)
+    data, plain = tabular(path=str(tmp_path / "people.csv.gz")), tabular(path=write(tmp_path / "people.csv"))
+    assert data.name == "people" and torch.equal(data.split("train"), plain.split("train"))
+
+
+def test_decompression_is_bounded(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(unpacking, "_FREE", 1000)
+    rows = "1.5\n" * 100_000
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"x\n" + rows.encode()))
+    with pytest.raises(ValueError, match=r"unpacks to more than [\d,]+ bytes"):
+        tabular(path=str(tmp_path / "a.csv.gz")).setup()
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros(1_000_000))
+    with pytest.raises(ValueError, match=r"unpacks from [\d,]+ to 8,000,128 bytes"):
+        tabular(path=str(tmp_path / "a.npz"))
+    pd.DataFrame({"x": np.zeros(1_000_000)}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"unpacks from [\d,]+ to 8,000,000 bytes"):
+        tabular(path=str(tmp_path / "a.parquet")).setup()
+
+
+def test_an_array_that_states_more_than_its_file_holds(tmp_path) -> None:
+    for shape in ("(99999999999, 3)", "(4, 3)"):
+        header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+        (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + header.encode() + bytes(80))
+        with pytest.raises(ValueError, match="its file is too small"):
+            tabular(path=str(tmp_path / "a.npy"))
+
+
+def test_columns_can_be_dropped_by_name_and_position(tmp_path) -> None:
+    path = write(tmp_path / "a.csv", TABLE.assign(label="a"))
+    assert tabular(path=path, drop_columns=["label", 0]).columns == ["weight", "count"]
+    assert tabular(path=path, columns=["count", "height"], drop_columns=["height"]).columns == ["count"]
+    assert tabular(table="load_iris", drop_columns=[0, "petal width (cm)"]).dim == 2
+    with pytest.raises(ValueError, match="no column 'lable'"):
+        tabular(path=path, drop_columns=["lable"])
+    with pytest.raises(ValueError, match="drop_columns leaves no columns"):
+        tabular(path=path, columns=["label"], drop_columns=["label"])
+    unnamed = text(tmp_path / "b.csv", lines(",x"))
+    assert tabular(path=unnamed, drop_columns=[0]).columns == ["x"]
+
+
+def test_rows_with_missing_values_can_be_dropped_and_keep_their_numbers(tmp_path) -> None:
+    frame = TABLE.assign(height=TABLE["height"].where(TABLE.index % 10 != 3))
+    path = write(tmp_path / "a.csv", frame)
+    with pytest.raises(ValueError, match=r"'height' \(20 missing.*drop_missing: true"):
+        tabular(path=path).setup()
+    data = tabular(path=path, drop_missing=True, predict_path=path)
+    with pytest.warns(UserWarning, match="20 of 200 rows left out"):
+        data.setup()
+    numbers = torch.cat([data.row_numbers[key] for key in ("train", "val", "test")])
+    assert sorted(numbers.tolist()) == [i for i in range(200) if i % 10 != 3]
+    for key in ("test", "predict"):
+        rows = data.split(key).double() * data.scale + data.location
+        expected = TABLE.to_numpy()[data.row_numbers[key].numpy()]
+        np.testing.assert_allclose(rows.numpy(), expected, rtol=1e-6, atol=1e-5)
+    # a column that is not used may lack values
+    assert len(tabular(path=path, columns=["weight", "count"]).split("train")) == 160
+
+
+def test_a_named_index_is_a_column_where_it_is_asked_for(tmp_path) -> None:
+    path = str(tmp_path / "a.parquet")
+    TABLE.rename_axis("id").to_parquet(path)
+    TABLE.set_index(pd.Index(RNG.normal(size=200), name="height2")).to_parquet(tmp_path / "b.parquet")
+    data = tabular(path=path)
+    assert data.columns == list(TABLE) and len(data.split("train")) == 160
+    asked = tabular(path=str(tmp_path / "b.parquet"), columns=["height2", "weight"])
+    assert asked.columns == ["height2", "weight"] and asked.split("train").shape == (160, 2)
+
+
+EXACT = [np.float16, np.float32, ">f8", np.int8, np.uint64, np.int64]
+REFUSED = {
+    "timedelta": np.arange(60).astype("timedelta64[s]"),
+    "datetime": np.arange(60).astype("datetime64[D]"),
+    "bool": np.arange(60) % 2 == 0,
+    "complex": np.arange(60) + 1j,
+    "longdouble": np.arange(60).astype(np.longdouble),
+    "string": np.array([str(i) for i in range(60)]),
+    "uint64": np.arange(60).astype(np.uint64) + np.uint64(2**53),
+    "int64": -np.arange(60) - 2**53,
+}
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".parquet"])
+@pytest.mark.parametrize("dtype", EXACT)
+def test_types_that_float64_holds_are_read_exactly(tmp_path, suffix, dtype) -> None:
+    values = (np.arange(60) * 2).astype(dtype)
+    frame = pd.DataFrame({"x": values.astype(np.dtype(dtype).newbyteorder("=")), "y": np.linspace(0, 1, 60)})
+    if suffix == ".parquet":
+        frame.to_parquet(tmp_path / "a.parquet")
+    elif suffix == ".npy":
+        np.save(tmp_path / "a.npy", values)
+    else:
+        np.savez(tmp_path / "a.npz", x=values, y=frame["y"].to_numpy())
+    data = tabular(path=str(tmp_path / f"a{suffix}"), columns=[0])
+    data.setup()
+    rows = torch.cat([data.split(key) for key in ("train", "val", "test")]).double() * data.scale + data.location
+    assert sorted(rows[:, 0].round().tolist()) == (np.arange(60) * 2.0).tolist()
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".parquet", ".csv"])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_types_that_float64_does_not_hold_are_refused(tmp_path, suffix, kind) -> None:
+    path, values = tmp_path / f"a{suffix}", REFUSED[kind]
+    if suffix == ".npy":
+        np.save(path, values)
+    elif suffix == ".npz":
+        np.savez(path, x=values, y=values)
+    elif kind in ("complex", "longdouble") or (kind == "string" and suffix == ".csv"):
+        return  # the format has no such type
+    else:
+        frame = pd.DataFrame({"x": values, "y": np.arange(60.0)})
+        frame.to_parquet(path) if suffix == ".parquet" else frame.to_csv(path, index=False)
+    with pytest.raises(ValueError, match=r"not real numbers|not numeric|no exact float64|does not hold exactly"):
+        tabular(path=str(path)).setup()
+
+
+@pytest.mark.parametrize("kind", ["decimal", "category", "nullable"])
+def test_types_of_parquet_alone(tmp_path, kind) -> None:
+    columns = {
+        "decimal": pa.array([Decimal(i) for i in range(60)]),
+        "category": pa.array([str(i) for i in range(60)]).dictionary_encode(),
+        "nullable": pa.array([None, *range(2**53 + 1, 2**53 + 60)]),
+    }
+    pq.write_table(pa.table({"x": columns[kind]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="'x'"):
+        tabular(path=str(tmp_path / "a.parquet")).setup()
+
+
+# What is warned of.
+
+
+def degenerate(tmp_path, recwarn, **columns: object) -> str:
+    tabular(path=write(tmp_path / "a.csv", TABLE.assign(**columns))).setup()
+    return " ".join(str(w.message) for w in recwarn)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        RNG.integers(0, 2, 200),
+        RNG.integers(0, 20, 200),
+        RNG.normal(size=200).round(0),
+        np.maximum(RNG.normal(size=200), 0),
+    ],
+)
+def test_discrete_columns_are_named(tmp_path, recwarn, column) -> None:
+    said = degenerate(tmp_path, recwarn, level=column)
+    assert "1 discrete column(s), 'level' (" in said and "no upper bound" in said and "drop_columns" in said
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda t: t.height, lambda t: t.height + 2 * t.weight, lambda t: (t.height - 0.3 * t.weight + 5).astype("f4")],
+)
+def test_linearly_dependent_columns_are_named(tmp_path, recwarn, function) -> None:
+    said = degenerate(tmp_path, recwarn, total=function(TABLE), free=RNG.normal(size=200))
+    assert "'total' are linearly dependent in the 160 training rows (1 too many)" in said
+    assert "'height'" in said and "'free'" not in said
+
+
+def test_ordinary_columns_and_correlated_ones_are_not_warned_of(tmp_path, recwarn) -> None:
+    noisy = TABLE.height + 1e-3 * RNG.normal(size=200)
+    assert not degenerate(tmp_path, recwarn, noisy=noisy, skewed=np.exp(2 * RNG.normal(size=200)))
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+def test_one_row_far_from_all_others(tmp_path, recwarn, standardize) -> None:
+    """1e30 takes float32's digits from the other rows, if they train; 1e7 only the meaning of mean and deviation."""
+    path = write(tmp_path / "a.csv", TABLE.assign(weight=TABLE["weight"].where(TABLE.index != 7, 1e30)))
+    if standardize:
+        with pytest.raises(ValueError, match=r"column 'weight' float32 tells \d+ apart beside 1e\+30"):
+            tabular(path=path).setup()
+    path = write(tmp_path / "b.csv", TABLE.assign(weight=TABLE["weight"].where(TABLE.index != 7, 1e7)))
+    tabular(path=path, standardize=standardize).setup()
+    assert "1e+07 in 'weight' (train split)" in " ".join(str(w.message) for w in recwarn)
+
+
+def test_a_large_mean_that_is_not_standardised_away_is_refused(tmp_path) -> None:
+    path = write(tmp_path / "a.csv", TABLE + 1e9)
+    with pytest.raises(ValueError, match=r"'height' float32 tells \d+ apart .* set standardize: true"):
+        tabular(path=path, standardize=False).setup()
+    tabular(path=path).setup()
+
+
+# Rows to predict without a training table.
+
+
+@pytest.mark.parametrize("table", [None, "no longer here.csv"])
+def test_rows_to_predict_alone(tmp_path, table) -> None:
+    path = write(tmp_path / "new.csv", TABLE.head(5))
+    data = tabular(path=table, predict_path=path, columns=["weight", "height"])
+    assert data.dim == 2 and data.columns == ["weight", "height"]
+    data.setup("predict")
+    rows = torch.cat(list(data.predict_dataloader())).double() * data.scale + data.location
+    np.testing.assert_allclose(rows.numpy(), TABLE.head(5)[["weight", "height"]].to_numpy(), rtol=1e-6)
+    assert data.row_numbers["predict"].tolist() == [0, 1, 2, 3, 4]
+    for stage in ("fit", "test"):
+        with pytest.raises(
+            (ValueError, FileNotFoundError), match="training table as path" if table is None else "no file"
+        ):
+            data.setup(stage)
+    with pytest.raises(ValueError, match="has no split 'train', only"):
+        data.train_dataloader()
