@@ -34,7 +34,7 @@ class FlowBlock(nn.Module):
 
     @torch.no_grad()
     def initialize_(self, x: Tensor, potential: Potential) -> Tensor:
-        """Starts the ActNorms before and inside the network from data; those started before stay.
+        """Start the ActNorms before and inside the network from data; those started before stay.
 
         Args:
             x: rows as they reach this block, shape (N, D).
@@ -254,7 +254,7 @@ class PlainLogDet(LogDet):
 
 
 def check_invertible(network: ConvexNetwork) -> None:
-    """Refuses convex networks whose gradient is not known to be an invertible map with a Jacobian.
+    """Refuse convex networks whose gradient is not known to be an invertible map with a Jacobian.
 
     Args:
         network: a block's network.

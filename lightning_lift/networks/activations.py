@@ -128,14 +128,18 @@ class ReLU(Activation):
         return (x > 0).to(x.dtype)
 
     def second(self, x: Tensor) -> Tensor:
-        """Always raises: the second derivative of relu is a measure, zero almost everywhere."""
+        """No value: the second derivative of relu is a measure, zero almost everywhere."""
         raise NotImplementedError(
             "relu has no usable second derivative (zero almost everywhere, so a Hessian or a log-determinant built "
             "on it is meaningless); choose activation 'softplus' or 'gaussian_softplus' where Hessians are needed."
         )
 
     def third(self, x: Tensor) -> Tensor:
-        """Always raises, as ``second`` does."""
+        """No value, as for ``second``.
+
+        Raises:
+            NotImplementedError: always.
+        """
         return self.second(x)
 
 
@@ -147,7 +151,7 @@ _ACTIVATIONS: dict[str, type[Activation]] = {
 
 
 def make_activation(name: str) -> Activation:
-    """Makes the activation of this name.
+    """Make the activation of this name.
 
     Args:
         name: ``softplus``, ``gaussian_softplus`` or ``relu``.

@@ -67,7 +67,7 @@ class ActNorm(nn.Module):
 
     @torch.no_grad()
     def initialize_(self, rows: Tensor) -> None:
-        """Sets centre and scale so that these rows come out with mean 0 and variance 1; a no-op after the first time.
+        """Set centre and scale so that these rows come out with mean 0 and variance 1; a no-op after the first time.
 
         A feature that is constant over the rows is centred and keeps the scale 1.
 

@@ -10,7 +10,7 @@ WeightInit = Literal["folded_normal", "principled", "constant"]
 
 
 def folded_normal_(weight: Tensor, fan_in: int) -> Tensor:
-    """Fills with |N(0, pi / (2 fan_in))|, whose mean is 1 / sqrt(fan_in).
+    """Fill with |N(0, pi / (2 fan_in))|, whose mean is 1 / sqrt(fan_in).
 
     Args:
         weight: filled in place, any shape.
@@ -35,7 +35,7 @@ def principled_moments(fan_in: int) -> tuple[float, float, float]:
 
 
 def log_normal_(weight: Tensor, mean: float, variance: float) -> Tensor:
-    """Fills with log-normal numbers of the given mean and variance.
+    """Fill with log-normal numbers of the given mean and variance.
 
     Args:
         weight: filled in place, any shape.
@@ -48,7 +48,7 @@ def log_normal_(weight: Tensor, mean: float, variance: float) -> Tensor:
 
 
 def initialize_nonnegative_(weight: Tensor, fan_in: int, how: WeightInit, value: float) -> float:
-    """Fills effective weights in place and returns the bias that belongs to them (0 except for ``principled``).
+    """Fill effective weights in place and return the bias that belongs to them (0 except for ``principled``).
 
     Args:
         weight: effective weights, filled in place.

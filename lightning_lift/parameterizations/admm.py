@@ -73,7 +73,7 @@ class ADMM(Parameterization):
 
     @torch.no_grad()
     def after_step_(self) -> None:
-        """Updates v and u, every ``inner_steps`` optimizer steps."""
+        """Update v and u, every ``inner_steps`` optimizer steps."""
         self._steps += 1
         if self._steps % self.inner_steps:
             return
@@ -102,5 +102,5 @@ class ADMM(Parameterization):
         return {"steps": self._steps}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores what ``get_extra_state`` gave."""
+        """Restore what ``get_extra_state`` gave."""
         self._steps = state["steps"]

@@ -26,9 +26,14 @@ def pooled_mean(features: Tensor) -> Tensor:
 
     Returns:
         Shape (F,), the same on each rank.
+
+    Raises:
+        ValueError: no rows, in a single process.
     """
     total = features.sum(0)
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        if not len(features):
+            raise ValueError("a batch without rows has no code: drop empty batches.")
         return total / features.shape[0]
     count = torch.tensor(float(features.shape[0]), device=features.device)
     dist.all_reduce(count)
@@ -50,8 +55,7 @@ class DeepSetsBody(nn.Module):
 
     def __init__(self, dim: int, widths: Sequence[int]) -> None:
         super().__init__()
-        if not widths or min(widths) < 1:
-            raise ValueError(f"body_widths={list(widths)}: give at least one layer of at least one unit.")
+        check_widths(widths)
         layers: list[nn.Module] = []
         for fan_in, width in zip((dim, *widths[:-1]), widths, strict=True):
             layers += [nn.Linear(fan_in, width), nn.ReLU()]
@@ -62,6 +66,19 @@ class DeepSetsBody(nn.Module):
         """Features of each row: (N, D) to (N, F). Not pooled yet."""
         features: Tensor = self.layers(rows)
         return features
+
+
+def check_widths(widths: Sequence[int]) -> None:
+    """Refuse widths that make no body.
+
+    Args:
+        widths: width of each layer.
+
+    Raises:
+        ValueError: no layer, or a width below 1.
+    """
+    if not widths or min(widths) < 1:
+        raise ValueError(f"body_widths={list(widths)}: give at least one layer of at least one unit.")
 
 
 def standardize_code(code: Tensor) -> Tensor:

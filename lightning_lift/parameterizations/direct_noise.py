@@ -92,7 +92,7 @@ class DirectNoise(DirectSoftplus):
         return int.from_bytes(digest, "big") >> 1
 
     def after_step_(self) -> None:
-        """Counts the step, for the schedule."""
+        """Count the step, for the schedule."""
         super().after_step_()
         self._step += 1
 
@@ -101,7 +101,7 @@ class DirectNoise(DirectSoftplus):
         return {"seed": self._seed, "step": self._step}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores what ``get_extra_state`` gave."""
+        """Restore what ``get_extra_state`` gave."""
         self._seed, self._step = state["seed"], state["step"]
 
 

@@ -36,7 +36,7 @@ class Emission(nn.Module, ABC):
 
     @abstractmethod
     def zero_(self) -> None:
-        """Emits zero for every code from here on, until the next step of training."""
+        """Emit zero for every code from here on, until the next step of training."""
 
 
 class DenseEmission(Emission):
@@ -179,10 +179,14 @@ def make_emission(
 
 
 def check_emission(kind: str, rank: int | None) -> None:
-    """Refuses an unknown kind, or a rank where there is none or below one.
+    """Refuse an emission that cannot be made.
+
+    Args:
+        kind: its name.
+        rank: its terms or matrices, None for the default.
 
     Raises:
-        ValueError: see above.
+        ValueError: an unknown kind, a rank for a kind without one, or one below 1.
     """
     if kind not in get_args(EmissionName):
         raise ValueError(f"emission={kind!r} is not known; choose one of {', '.join(get_args(EmissionName))}.")

@@ -12,6 +12,7 @@ from lightning_lift.parameterizations.base import Parameterization, inverse_with
 from lightning_lift.parameterizations.body import (
     DeepSetsBody,
     body_fingerprint,
+    check_widths,
     mean_features,
     pooled_mean,
     standardize_code,
@@ -32,7 +33,7 @@ class Lift(Parameterization):
 
     Args:
         body_widths: widths of the body's layers; the last is the length of the code.
-        standardize_summary: standardise the code over its features before the emission.
+        standardize_summary: standardise the code over its features before the emission; needs two of them.
         emission_width: width of a hidden ReLU layer between code and emission; None for none.
         emission: how a tensor of the weights follows from the code. ``dense``: a full matrix, F numbers for each
             weight, as in the paper. ``low_rank``: U diag(s(z)) V. ``row_column``: a number for each row plus one for
@@ -86,6 +87,12 @@ class Lift(Parameterization):
             raise ValueError(f"slack_start={slack_start} with use_slack=False: there is no slack to start there.")
         if emission_width is not None and emission_width < 1:
             raise ValueError(f"emission_width={emission_width}: at least one unit, or None for no hidden layer.")
+        check_widths(body_widths)
+        if standardize_summary and body_widths[-1] == 1:
+            raise ValueError(
+                f"body_widths={list(body_widths)}: a code of one number is 0 once it is standardised over its "
+                "features; end with 2 units at least, or set standardize_summary=False."
+            )
         check_emission(emission, emission_rank)
         if slack_gain is not None and not (slack_gain > 0.0 and math.isfinite(slack_gain)):
             raise ValueError(f"slack_gain={slack_gain}: must be finite and positive, or None for the emission's own.")
@@ -237,7 +244,7 @@ class Lift(Parameterization):
 
     @torch.no_grad()
     def calibrate(self, batches: Iterable[Tensor]) -> None:
-        """Makes the reference summary: the mean of the body's features over all rows of ``batches``.
+        """Make the reference summary: the mean of the body's features over all rows of ``batches``.
 
         Not collective: every rank streams the same rows.
 
@@ -286,7 +293,7 @@ class Lift(Parameterization):
         return {"reference_summary": self._reference_summary, "fingerprint": self._fingerprint}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores what ``get_extra_state`` gave."""
+        """Restore what ``get_extra_state`` gave."""
         self._reference_summary = state["reference_summary"]
         self._fingerprint = state["fingerprint"]
 

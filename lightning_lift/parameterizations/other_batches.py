@@ -54,7 +54,7 @@ class FrozenBatch(Lift):
         return state[f"{prefix}_extra_state"]["frozen"] is None and super().is_state_stale(state, prefix)
 
     def calibrate_state(self, state: dict[str, Any], prefix: str, batches: Iterable[Tensor]) -> None:
-        """Gives the weights in a state dictionary the frozen batch, or a reference summary where there is none.
+        """Give the weights in a state dictionary the frozen batch, or a reference summary where there is none.
 
         Args:
             state: a state dictionary of the owning module.
@@ -72,7 +72,7 @@ class FrozenBatch(Lift):
         return super().get_extra_state() | {"frozen": self._frozen}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores what ``get_extra_state`` gave."""
+        """Restore what ``get_extra_state`` gave."""
         super().set_extra_state(state)
         self._frozen = state["frozen"]
 
@@ -118,7 +118,7 @@ class IndependentBatch(Lift):
         return super().get_extra_state() | {"current": self._current, "previous": self._previous}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores what ``get_extra_state`` gave."""
+        """Restore what ``get_extra_state`` gave."""
         super().set_extra_state(state)
         self._current, self._previous = state["current"], state["previous"]
 

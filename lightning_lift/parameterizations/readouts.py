@@ -130,7 +130,7 @@ class Square(Readout):
 
 
 def make_readout(name: str, beta: float = 1.0, floor: float | None = None) -> Readout:
-    """Makes the readout of this name.
+    """Make the readout of this name.
 
     Args:
         name: ``softplus``, ``floored_relu``, ``exp`` or ``square``.

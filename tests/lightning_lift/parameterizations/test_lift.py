@@ -279,9 +279,28 @@ def test_fingerprint_survives_float64_and_back() -> None:
         ({"slack_gain": float("inf")}, "slack_gain=inf"),
         ({"slack_gain": 2.0, "use_slack": False, "slack_start": "matched"}, "slack_gain=2.0 with use_slack=False"),
         ({"body_widths": ()}, "body_widths"),
+        ({"body_widths": (4, 0)}, "body_widths"),
+        ({"body_widths": (4, 1)}, "a code of one number is 0"),
         ({"readout": "tanh"}, "'tanh'"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bound(**arguments)
+
+
+@pytest.mark.parametrize("settings", [{"body_widths": (4, 1), "standardize_summary": False}, {"body_widths": (4, 2)}])
+@pytest.mark.parametrize("batch", [torch.randn(1, 2), torch.zeros(5, 2), torch.full((5, 2), -1e4)])
+def test_the_smallest_codes_and_batches_have_finite_weights_and_gradients(settings: dict, batch: torch.Tensor) -> None:
+    lift = bound(**settings)
+    with torch.no_grad():
+        for tensor in (*lift.body.parameters(), *lift.emission.parameters()):
+            tensor.copy_(-torch.rand_like(tensor))  # a constant code, or none: no unit is above 0 for zero rows
+    flat = torch.cat([weight.flatten() for weight in lift.weights(batch).values()])
+    gradients = torch.autograd.grad(flat.sum(), list(lift.parameters()), allow_unused=True)
+    assert all(bool(tensor.isfinite().all()) for tensor in (flat, *(g for g in gradients if g is not None)))
+
+
+def test_a_batch_without_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="without rows"):
+        bound().weights(torch.zeros(0, 2))
