@@ -93,11 +93,7 @@ _A_COUNT = "a whole number, 1 or more"
 OPTIONS = {
     "parameterizations": _Option("pgd,direct,lift", parse_arms, "", "ARMS", "arms, with commas"),
     "seeds": _Option(
-        10,
-        seed_list,
-        "a number of seeds, or a list such as 100,101",
-        "SEEDS",
-        "how many, or a list of them",
+        10, seed_list, "a number of seeds, or a list such as 100,101", "SEEDS", "how many, or a list of them"
     ),
     "learning_rates": _Option(
         (),
@@ -117,11 +113,7 @@ OPTIONS = {
     ),
     "jobs": _Option(None, _at_least_one, _A_COUNT, "N", "runs at a time, one thread each; none: as many as cores"),
     "engine": _Option(
-        "local",
-        _one_of("local", "ray"),
-        "'local' or 'ray'",
-        "local|ray",
-        "this machine, or Ray's at RAY_ADDRESS",
+        "local", _one_of("local", "ray"), "'local' or 'ray'", "local|ray", "this machine, or Ray's at RAY_ADDRESS"
     ),
     "checkpoint_every": _Option(
         None, _at_least_one, _A_COUNT, "N", "keep a checkpoint each N steps besides best and last"

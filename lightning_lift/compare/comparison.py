@@ -52,12 +52,7 @@ class PairedComparison:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        directory: Path,
-        name: str = "",
-        work: Work | None = None,
-        metrics: Sequence[str] = (),
+        self, settings: Settings, directory: Path, name: str = "", work: Work | None = None, metrics: Sequence[str] = ()
     ) -> None:
         self.settings = settings
         self.directory = directory
