@@ -31,10 +31,10 @@ _BLOCK_BYTES = 1 << 27  # of one (N, H) tensor, where no backward follows
 
 
 class NetworkTensors(NamedTuple):
-    """What defines an ICNN of L layers, everything else folded in.
+    """What defines an ICNN of L layers: fan-ins, ActNorms and learned scales are folded in.
 
     Attributes:
-        strong_convexity: k, a scalar.
+        strong_convexity: k; a tensor where gradients go through it.
         output_input_weight: a, shape (D,).
         output_weight: t, shape (h_L,).
         hidden_weights: T_2, ..., T_L, shapes (h_l, h_{l-1}).
@@ -42,16 +42,21 @@ class NetworkTensors(NamedTuple):
         biases: c_1, ..., c_L, shapes (h_l,).
     """
 
-    strong_convexity: Tensor
+    strong_convexity: Tensor | float
     output_input_weight: Tensor
     output_weight: Tensor
     hidden_weights: Sequence[Tensor]
     input_weights: Sequence[Tensor]
     biases: Sequence[Tensor]
 
+    def layers(self) -> list[tuple[Tensor | None, Tensor, Tensor]]:
+        """T (None first), A and c of each layer."""
+        return list(zip((None, *self.hidden_weights), self.input_weights, self.biases, strict=True))
+
     def flat(self) -> tuple[Tensor, ...]:
         """All of them, in this order."""
-        return (*self[:3], *self.hidden_weights, *self.input_weights, *self.biases)
+        k = torch.as_tensor(self.strong_convexity, dtype=self.output_weight.dtype, device=self.output_weight.device)
+        return (k, *self[1:3], *self.hidden_weights, *self.input_weights, *self.biases)
 
     @classmethod
     def of(cls, flat: Sequence[Tensor]) -> Self:
@@ -85,7 +90,7 @@ def gradient_logdet(
     if torch.is_grad_enabled() and (x.requires_grad or any(tensor.requires_grad for tensor in flat)):
         gradient, logdet = _GradientLogdet.apply(activation, plain, chunk_size, x, *flat)  # type: ignore[no-untyped-call]
         return gradient, logdet
-    joined, blocks = _join(tensors), x.split(max(1, _BLOCK_BYTES // row_bytes))
+    joined, blocks = _join(NetworkTensors.of(flat)), x.split(max(1, _BLOCK_BYTES // row_bytes))
     done = [_forward(activation, rows, joined, chunk_size, for_backward=False) for rows in blocks]
     return torch.cat([block.gradient for block in done]), torch.cat([block.logdet for block in done])
 
@@ -104,7 +109,8 @@ class _Joined(NamedTuple):
 
 def _join(tensors: NetworkTensors) -> _Joined:
     inputs = torch.cat([weight.T for weight in tensors.input_weights], dim=1)
-    return _Joined(*tensors[:4], inputs, torch.cat(list(tensors.biases)), [len(bias) for bias in tensors.biases])
+    k = torch.as_tensor(tensors.strong_convexity)
+    return _Joined(k, *tensors[1:4], inputs, torch.cat(list(tensors.biases)), [len(bias) for bias in tensors.biases])
 
 
 class _Units(NamedTuple):

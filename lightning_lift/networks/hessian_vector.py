@@ -115,7 +115,7 @@ class LayeredLinearization(Linearization):
         strong_convexity: Tensor | float,
     ) -> None:
         self.value, self.gradient = value, gradient
-        self._layers, self._slopes, self._curvatures = layers, slopes, curvatures
+        self._layers, self.slopes, self.curvatures = layers, slopes, curvatures
         self._strong_convexity = strong_convexity
 
     def multiply(self, v: Tensor) -> Tensor:
@@ -125,15 +125,15 @@ class LayeredLinearization(Linearization):
         for index, (hidden, inputs) in enumerate(self._layers):
             tangent = rows @ inputs.T
             if hidden is not None:
-                tangent = tangent + (self._slopes[index - 1].unsqueeze(1) * tangents[-1]) @ hidden.T
+                tangent = tangent + (self.slopes[index - 1].unsqueeze(1) * tangents[-1]) @ hidden.T
             tangents.append(tangent)
         product = self._strong_convexity * rows
         above: Tensor | None = None
         for index in reversed(range(len(self._layers))):
             hidden, inputs = self._layers[index]
-            adjoint = self._curvatures[index].unsqueeze(1) * tangents[index]
+            adjoint = self.curvatures[index].unsqueeze(1) * tangents[index]
             if above is not None:
-                adjoint = adjoint + self._slopes[index].unsqueeze(1) * above
+                adjoint = adjoint + self.slopes[index].unsqueeze(1) * above
             product = product + adjoint @ inputs
             above = None if hidden is None else adjoint @ hidden
         return product.transpose(1, 2)
@@ -144,7 +144,7 @@ class LayeredLinearization(Linearization):
             self.value[rows],
             self.gradient[rows],
             self._layers,
-            [slope[rows] for slope in self._slopes],
-            [curvature[rows] for curvature in self._curvatures],
+            [slope[rows] for slope in self.slopes],
+            [curvature[rows] for curvature in self.curvatures],
             self._strong_convexity,
         )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -44,22 +44,6 @@ class ConvexLayer(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         upgrade_actnorm_(state_dict, f"{prefix}actnorm.")  # before the ActNorm's own, which does not see the bias here
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-class _Tensors(NamedTuple):
-    """The tensors of one call, with fan-ins, ActNorms and learned scales folded in.
-
-    Attributes:
-        layers: T (None first), A and c of each layer.
-        output_weight: t.
-        output_input_weight: a.
-        strong_convexity: k.
-    """
-
-    layers: list[tuple[Tensor | None, Tensor, Tensor]]
-    output_weight: Tensor
-    output_input_weight: Tensor
-    strong_convexity: Tensor | float
 
 
 class ICNN(ConvexNetwork):
@@ -186,13 +170,7 @@ class ICNN(ConvexNetwork):
             Shape (N,).
         """
         check_points(x, self.dim)
-        tensors = self._tensors({})
-        z: Tensor | None = None
-        for hidden, inputs, bias in tensors.layers:
-            pre = torch.addmm(bias, x, inputs.T)
-            z = self.activation.value(pre if hidden is None or z is None else torch.addmm(pre, z, hidden.T))
-        assert z is not None
-        return self._close(x, z, tensors)
+        return self._walk(x, self._tensors({}))[0]
 
     def derivatives(self, x: Tensor, weights: Mapping[str, Tensor], order: int = 2) -> Derivatives:
         """Value, gradient and Hessian in one closed-form sweep.
@@ -208,42 +186,49 @@ class ICNN(ConvexNetwork):
         """
         self.check_order(order)
         check_points(x, self.dim)
-        return self._sweep(x, self._tensors(weights), order)
+        return self._derivatives(x, self._tensors(weights), order)
 
-    def _sweep(self, x: Tensor, tensors: _Tensors, order: int) -> Derivatives:
-        activation, k = self.activation, tensors.strong_convexity
-        pre_activations: list[Tensor] = []
-        slopes: list[Tensor] = []
+    def _derivatives(self, x: Tensor, tensors: NetworkTensors, order: int) -> Derivatives:
+        swept = self._sweep(x, tensors, order)
+        if order == 1:
+            return Derivatives(swept.value, swept.gradient, None)
         jacobians: list[Tensor] = []  # (N, D, h): the next layer is then one matrix product over N * D rows
-        z: Tensor | None = None
-        for hidden, inputs, bias in tensors.layers:
-            pre = torch.addmm(bias, x, inputs.T)
+        for index, (hidden, inputs, _) in enumerate(tensors.layers()):
             jacobian = inputs.T.unsqueeze(0)
-            if hidden is not None and z is not None:
-                pre = torch.addmm(pre, z, hidden.T)
-                if order == 2:
-                    jacobian = (slopes[-1].unsqueeze(1) * jacobians[-1]) @ hidden.T + jacobian
-            z = activation.value(pre)
-            pre_activations.append(pre)
-            slopes.append(activation.first(pre))
-            jacobians.append(jacobian)
-        assert z is not None
-        value = self._close(x, z, tensors)
-
-        gradient = k * x + tensors.output_input_weight
-        hessian = k * torch.eye(self.dim, dtype=x.dtype, device=x.device) if order == 2 else None
-        adjoint = tensors.output_weight.expand_as(z)  # lambda_l
-        for index in reversed(range(len(tensors.layers))):
-            hidden, inputs, _ = tensors.layers[index]
-            if hessian is not None:
-                jacobian = jacobians[index]
-                curvature = adjoint * activation.second(pre_activations[index])
-                hessian = hessian + (jacobian * curvature.unsqueeze(1)) @ jacobian.transpose(1, 2)
-            mu = adjoint * slopes[index]
-            gradient = gradient + mu @ inputs
             if hidden is not None:
-                adjoint = mu @ hidden
-        return Derivatives(value, gradient, hessian)
+                jacobian = (swept.slopes[index - 1].unsqueeze(1) * jacobians[-1]) @ hidden.T + jacobian
+            jacobians.append(jacobian)
+        hessian = tensors.strong_convexity * torch.eye(self.dim, dtype=x.dtype, device=x.device)
+        for jacobian, curvature in zip(reversed(jacobians), reversed(swept.curvatures), strict=True):
+            hessian = hessian + (jacobian * curvature.unsqueeze(1)) @ jacobian.transpose(1, 2)
+        return Derivatives(swept.value, swept.gradient, hessian)
+
+    def _walk(self, x: Tensor, tensors: NetworkTensors) -> tuple[Tensor, list[Tensor]]:
+        """The energy (N,) and each layer's pre-activations (N, h)."""
+        pre_activations: list[Tensor] = []
+        z = x  # which the first layer has no T for
+        for hidden, inputs, bias in tensors.layers():
+            pre = torch.addmm(bias, x, inputs.T)
+            pre_activations.append(pre if hidden is None else torch.addmm(pre, z, hidden.T))
+            z = self.activation.value(pre_activations[-1])
+        linear = z @ tensors.output_weight + x @ tensors.output_input_weight
+        return linear + 0.5 * tensors.strong_convexity * x.square().sum(1), pre_activations
+
+    def _sweep(self, x: Tensor, tensors: NetworkTensors, order: int) -> LayeredLinearization:
+        """Up through the layers and down again; at order 1 without the curvatures."""
+        value, pre_activations = self._walk(x, tensors)
+        layers, slopes = tensors.layers(), [self.activation.first(pre) for pre in pre_activations]
+        curvatures: list[Tensor] = []  # last layer first, until turned round
+        gradient = tensors.strong_convexity * x + tensors.output_input_weight
+        adjoint = tensors.output_weight.expand_as(pre_activations[-1])  # lambda_l
+        for (hidden, inputs, _), pre, slope in zip(layers[::-1], pre_activations[::-1], slopes[::-1], strict=True):
+            if order == 2:
+                curvatures.append(adjoint * self.activation.second(pre))
+            mu = adjoint * slope
+            gradient = gradient + mu @ inputs
+            adjoint = adjoint if hidden is None else mu @ hidden
+        weights = [(hidden, inputs) for hidden, inputs, _ in layers]
+        return LayeredLinearization(value, gradient, weights, slopes, curvatures[::-1], tensors.strong_convexity)
 
     def gradient_logdet(
         self, x: Tensor, weights: Mapping[str, Tensor], chunk_size: int | None = None
@@ -262,22 +247,11 @@ class ICNN(ConvexNetwork):
         self.check_order(2)
         check_points(x, self.dim)
         check_chunk_size(chunk_size)
-        layers, output, output_inputs, k = self._tensors(weights)
-        tensors = NetworkTensors(
-            k if isinstance(k, Tensor) else x.new_tensor(k),
-            output_inputs,
-            output,
-            [hidden for hidden, _, _ in layers if hidden is not None],
-            [inputs for _, inputs, _ in layers],
-            [bias for _, _, bias in layers],
-        )
-        return gradient_logdet(self.activation, x, tensors, self._plain_gradient_logdet, chunk_size)
+        return gradient_logdet(self.activation, x, self._tensors(weights), self._plain_gradient_logdet, chunk_size)
 
     def _plain_gradient_logdet(self, x: Tensor, tensors: NetworkTensors) -> tuple[Tensor, Tensor]:
         """The same two results through ``derivatives``, for a second differentiation."""
-        k, output_inputs, output, hidden, inputs, biases = tensors
-        layers = list(zip((None, *hidden), inputs, biases, strict=True))
-        _, gradient, hessian = self._sweep(x, _Tensors(layers, output, output_inputs, k), 2)
+        _, gradient, hessian = self._derivatives(x, tensors, 2)
         assert hessian is not None
         return gradient, cholesky_logdet(hessian)
 
@@ -290,29 +264,7 @@ class ICNN(ConvexNetwork):
         """
         self.check_order(2)
         check_points(x, self.dim)
-        tensors = self._tensors(weights)
-        pre_activations: list[Tensor] = []
-        z: Tensor | None = None
-        for hidden, inputs, bias in tensors.layers:
-            pre = torch.addmm(bias, x, inputs.T)
-            pre = pre if hidden is None or z is None else torch.addmm(pre, z, hidden.T)
-            pre_activations.append(pre)
-            z = self.activation.value(pre)
-        assert z is not None
-        slopes = [self.activation.first(pre) for pre in pre_activations]
-        curvatures: list[Tensor] = []  # last layer first, until turned round
-        gradient = tensors.strong_convexity * x + tensors.output_input_weight
-        adjoint = tensors.output_weight.expand_as(z)
-        for (hidden, inputs, _), pre, slope in zip(
-            reversed(tensors.layers), reversed(pre_activations), reversed(slopes), strict=True
-        ):
-            curvatures.append(adjoint * self.activation.second(pre))
-            mu = adjoint * slope
-            gradient = gradient + mu @ inputs
-            adjoint = adjoint if hidden is None else mu @ hidden
-        layers = [(hidden, inputs) for hidden, inputs, _ in tensors.layers]
-        value = self._close(x, z, tensors)
-        return LayeredLinearization(value, gradient, layers, slopes, curvatures[::-1], tensors.strong_convexity)
+        return self._sweep(x, self._tensors(weights), 2)
 
     @torch.no_grad()
     def initialize_actnorm_(self, x: Tensor, weights: Mapping[str, Tensor]) -> None:
@@ -335,7 +287,7 @@ class ICNN(ConvexNetwork):
         check_points(x, self.dim)
         z: Tensor | None = None
         plain = self._tensors(weights, fold_actnorm=False)
-        for layer, (hidden, inputs, bias) in zip(self._layers(), plain.layers, strict=True):
+        for layer, (hidden, inputs, bias) in zip(self._layers(), plain.layers(), strict=True):
             assert layer.actnorm is not None
             scale: Tensor | None = layer.actnorm.log_scale
             if scale is None:
@@ -351,12 +303,7 @@ class ICNN(ConvexNetwork):
                 layer.actnorm.shift.sub_(bias)
             z = self.activation.value(layer.actnorm(pre) + bias)
 
-    def _close(self, x: Tensor, z: Tensor, tensors: _Tensors) -> Tensor:
-        linear = z @ tensors.output_weight + x @ tensors.output_input_weight
-        energy: Tensor = linear + 0.5 * tensors.strong_convexity * x.square().sum(1)
-        return energy
-
-    def _tensors(self, weights: Mapping[str, Tensor], fold_actnorm: bool = True) -> _Tensors:
+    def _tensors(self, weights: Mapping[str, Tensor], fold_actnorm: bool = True) -> NetworkTensors:
         """Effective tensors: those handed in, this module's own for the rest."""
 
         def fetch(module: nn.Module, prefix: str, name: str) -> Tensor:
@@ -368,7 +315,7 @@ class ICNN(ConvexNetwork):
                 )
             return tensor
 
-        layers: list[tuple[Tensor | None, Tensor, Tensor]] = []
+        hiddens, input_weights, biases = [], [], []
         for index, layer in enumerate(self._layers()):
             prefix = f"layers.{index}."
             hidden = None
@@ -382,14 +329,17 @@ class ICNN(ConvexNetwork):
                 hidden = None if hidden is None else scale.unsqueeze(1) * hidden
                 inputs = scale.unsqueeze(1) * inputs
                 bias = bias + fetch(layer.actnorm, prefix, "shift") - scale * fetch(layer.actnorm, prefix, "center")
-            layers.append((hidden, inputs, bias))
+            hiddens += [] if hidden is None else [hidden]
+            input_weights.append(inputs)
+            biases.append(bias)
         output, output_inputs = fetch(self, "", "output_weight"), fetch(self, "", "output_input_weight")
         output = output / output.shape[0] if self.divide_by_fan_in else output
-        if not self.learned_scales:
-            return _Tensors(layers, output, output_inputs, self._strong_convexity)
-        scale = _softplus(fetch(self, "", "raw_output_scale"))
-        k = _softplus(fetch(self, "", "raw_strong_convexity"))
-        return _Tensors(layers, scale * output, scale * output_inputs, k)
+        k: Tensor | float = self._strong_convexity
+        if self.learned_scales:
+            scale = _softplus(fetch(self, "", "raw_output_scale"))
+            k = _softplus(fetch(self, "", "raw_strong_convexity"))
+            output, output_inputs = scale * output, scale * output_inputs
+        return NetworkTensors(k, output_inputs, output, hiddens, input_weights, biases)
 
 
 def _softplus(raw: Tensor) -> Tensor:
