@@ -125,8 +125,9 @@ def test_predict_writes_a_log_density_for_each_row() -> None:
 
 def test_predict_needs_no_callback_to_write() -> None:
     cli = fit()
-    LiftCLI(["predict", "--config", CONFIG, *SMALL, "--ckpt_path", last(cli)])
-    assert Path("predictions.csv").is_file()
+    predict = LiftCLI(["predict", "--config", CONFIG, *SMALL, "--ckpt_path", last(cli)])
+    assert (Path(predict.trainer.log_dir) / "predictions.csv").is_file()
+    assert not Path("predictions.csv").exists()
 
 
 def test_a_checkpoint_from_python_is_tested_by_the_command_line() -> None:

@@ -1,5 +1,6 @@
-"""Writes the log-density of each row that ``predict`` was asked for, and draws from the model."""
+"""Writes what ``predict`` gave for each row, and draws from the model."""
 
+import itertools
 import json
 import warnings
 from collections.abc import Sequence
@@ -15,19 +16,24 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_lift.callbacks._logging import run_directory
 from lightning_lift.files import whole_file
 
 _Part = tuple[list[int] | None, Tensor, Tensor]
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Writes one line a row, in the order of the data: the row in original units and its log-density.
+    """Writes one line a row, in the order of the data: its number, the row in original units, and its prediction.
 
-    The log-density is what ``predict_step`` returns: for density models in nats, original units. The file appears
-    whole or not at all. With several processes rank 0 collects and writes.
+    The prediction is what ``predict_step`` returns, one column for each name in the task's ``prediction_columns``: for
+    density models ``log_density``, in nats and original units. The file appears whole or not at all, and never over an
+    older one: that stays, and the new one is called ``predictions_1.csv``, ``predictions_2.csv``, ... With several
+    processes rank 0 collects and writes. With ``fast_dev_run`` nothing is written.
 
-    A CSV file has one column for each data column (by name where the data module knows names, else x1, x2, ...) and
-    ``log_density``. An npz file has ``rows`` (N, D), ``log_density`` (N,) and ``columns`` (D,).
+    A CSV file has ``row``, the data's columns (by name where the data module knows names, else x1, x2, ...) and the
+    prediction. ``row`` is the row's position in its file, from 0, where the data module knows it (the test split of a
+    table is shuffled, and rows with missing values may be left out), else in the data. An npz file has ``row`` (N,),
+    ``rows`` (N, D), ``columns`` (D,) and one array (N,) for each column of the prediction.
 
     With ``num_samples`` it also draws from the model and writes the draws, in original units, beside the predictions:
     ``predictions.csv`` gets ``predictions_samples.csv`` with the data's columns (an npz file: ``samples`` (n, D) and
@@ -35,15 +41,23 @@ class PredictionWriter(BasePredictionWriter):
     chains, ``r_hat`` and ``effective_sample_size``. Rank 0 draws alone.
 
     Args:
-        path: of the file; its ending, ``.csv`` or ``.npz``, decides the format. An existing file is replaced.
+        path: of the file; a bare name is put into the run's folder (the logger's). Its ending, ``.csv`` or ``.npz``,
+            decides the format.
         num_samples: draws from the model, n; 0 for none.
         sample_seed: of the draws.
+        columns: names of the data's columns to write beside the predictions; None for all, an empty list for none.
 
     Raises:
         ValueError: another ending, a folder, or a negative number of draws.
     """
 
-    def __init__(self, path: str = "predictions.csv", num_samples: int = 0, sample_seed: int = 0) -> None:
+    def __init__(
+        self,
+        path: str = "predictions.csv",
+        num_samples: int = 0,
+        sample_seed: int = 0,
+        columns: list[str] | None = None,
+    ) -> None:
         super().__init__(write_interval="batch")  # predictions kept for the end of the epoch come without their rows
         if Path(path).suffix not in (".csv", ".npz"):
             raise ValueError(f"path={path!r}: the ending must be .csv or .npz.")
@@ -54,6 +68,7 @@ class PredictionWriter(BasePredictionWriter):
         self.path = path
         self.num_samples = num_samples
         self.sample_seed = sample_seed
+        self.columns = columns
         self._parts: list[_Part] = []
 
     @property
@@ -62,10 +77,10 @@ class PredictionWriter(BasePredictionWriter):
         return self._generate_state_key(path=self.path, num_samples=self.num_samples, sample_seed=self.sample_seed)
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts with an empty list.
+        """Start with an empty list.
 
         Raises:
-            ValueError: several data loaders, whose rows have no common order.
+            ValueError: several data loaders, whose rows have no common order; or a column that the data have not.
             TypeError: draws are wanted of a module that cannot be sampled.
         """
         if self.num_samples and not callable(getattr(pl_module, "sample", None)):
@@ -74,6 +89,9 @@ class PredictionWriter(BasePredictionWriter):
                 "set num_samples to 0."
             )
         self._parts = []
+        names = getattr(getattr(trainer, "datamodule", None), "columns", None) or self.columns or []
+        if missing := [name for name in self.columns or [] if name not in names]:
+            raise ValueError(f"PredictionWriter: the data have no columns {missing}, only {list(names)}.")
         if len(trainer.num_predict_batches) > 1:
             raise ValueError(
                 f"PredictionWriter writes one file, and there are {len(trainer.num_predict_batches)} predict data "
@@ -92,16 +110,20 @@ class PredictionWriter(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        """Keeps the batch's rows and predictions, on the CPU.
+        """Keep the batch's rows and predictions, on the CPU.
 
         Raises:
-            TypeError: predictions that are not one number a row.
+            TypeError: predictions that are not one number a row for each name in ``prediction_columns``.
         """
-        if not isinstance(batch, Tensor) or not isinstance(prediction, Tensor) or prediction.shape != batch.shape[:1]:
+        names = _prediction_names(pl_module)
+        if isinstance(prediction, Tensor) and prediction.ndim == 1:
+            prediction = prediction[:, None]
+        fits = isinstance(batch, Tensor) and isinstance(prediction, Tensor)
+        if not fits or prediction.shape != (batch.shape[0], len(names)):
             found = tuple(prediction.shape) if isinstance(prediction, Tensor) else type(prediction).__name__
             raise TypeError(
-                f"PredictionWriter needs predict_step to return a tensor of one number a row of a (N, D) batch; "
-                f"{type(pl_module).__name__} returned {found}."
+                f"PredictionWriter needs predict_step to return a tensor of {len(names)} number(s) a row of a (N, D) "
+                f"batch, for the prediction_columns {list(names)}; {type(pl_module).__name__} returned {found}."
             )
         loader: Any = trainer.predict_dataloaders
         positions = list(batch_indices) if batch_indices else None
@@ -117,7 +139,7 @@ class PredictionWriter(BasePredictionWriter):
         self._parts.append((positions, rows, prediction.detach().cpu()))
 
     def on_predict_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Collects the parts of all ranks and writes the file."""
+        """Collect the parts of all ranks and write the file."""
         parts: list[_Part] = self._parts
         self._parts = []
         if trainer.world_size > 1:
@@ -126,35 +148,61 @@ class PredictionWriter(BasePredictionWriter):
             parts = [part for rank in gathered for part in rank]
         if not trainer.is_global_zero:
             return
+        path = self._free_path(trainer)
+        if path is None:
+            return
         if self.num_samples:
-            self._write_samples(trainer, pl_module)
+            self._write_samples(trainer, pl_module, path)
         if not parts:
-            rank_zero_warn(f"PredictionWriter: there were no rows to predict, so {self.path} was not written.")
+            rank_zero_warn(f"PredictionWriter: there were no rows to predict, so {path} was not written.")
             return
         if any(positions is None for positions, _, _ in parts) and trainer.world_size > 1:
             rank_zero_warn(
                 "PredictionWriter: the data loader does not tell the rows' positions, so the file has the rows of one "
                 "process after those of another."
             )
-        rows, log_density = _in_order(parts)
-        self._write(rows, log_density, _column_names(trainer, rows.shape[1]))
-        rank_zero_info(f"PredictionWriter: {len(rows)} rows in {self.path}")
-
-    def _write(self, rows: Tensor, log_density: Tensor, columns: list[str]) -> None:
-        with whole_file(Path(self.path)) as temporary:
-            if temporary.suffix == ".csv":
-                table = pd.DataFrame(rows.numpy(), columns=columns)
-                table.insert(len(columns), "log_density", log_density.numpy(), allow_duplicates=True)
+        positions, rows, predictions = _in_order(parts)
+        data = getattr(trainer, "datamodule", None)
+        numbers: dict[str, Tensor] = getattr(data, "row_numbers", None) or {}
+        known = numbers.get("predict", numbers.get("test"))
+        if known is not None:
+            positions = known[positions]
+        names = _column_names(trainer, rows.shape[1])
+        kept = [i for i, name in enumerate(names) if self.columns is None or name in self.columns]
+        rows, names = rows[:, kept], [names[i] for i in kept]
+        predicted = dict(zip(_prediction_names(pl_module), predictions.T.numpy(), strict=True))
+        with whole_file(path) as temporary:
+            if path.suffix == ".csv":
+                table = pd.DataFrame(rows.numpy(), columns=names)
+                table.insert(0, "row", positions.numpy(), allow_duplicates=True)
+                for name, values in predicted.items():
+                    table.insert(table.shape[1], name, values, allow_duplicates=True)
                 table.to_csv(temporary, index=False, float_format="%.17g")
             else:
-                np.savez(temporary, rows=rows.numpy(), log_density=log_density.numpy(), columns=np.array(columns))
+                arrays = {"row": positions.numpy(), "rows": rows.numpy(), "columns": np.array(names), **predicted}
+                np.savez(temporary, **arrays)
+        rank_zero_info(f"PredictionWriter: {len(rows)} rows in {path}")
 
-    def _write_samples(self, trainer: L.Trainer, module: Any) -> None:
+    def _free_path(self, trainer: L.Trainer) -> Path | None:
+        """Where to write: in the run's folder, beside older files; None if nothing is to be written."""
+        path, folder = Path(self.path), run_directory(trainer)
+        if getattr(trainer, "fast_dev_run", False):
+            return None
+        if path == Path(path.name):
+            if folder is None:
+                rank_zero_warn(
+                    f"PredictionWriter: there is no run's folder for {path}; set a logger, or give a folder."
+                )
+                return None
+            path = folder / path
+        counts = (path.with_stem(f"{path.stem}_{count}") if count else path for count in itertools.count())
+        return next(free for free in counts if not free.exists() and not _beside(free).exists())
+
+    def _write_samples(self, trainer: L.Trainer, module: Any, path: Path) -> None:
         """The draws in original units, and what is known of them."""
         draws = module.sample(self.num_samples, seed=self.sample_seed).detach().cpu().double()
         columns = getattr(module, "columns", None) or _column_names(trainer, draws.shape[1])  # in the module's order
-        path = Path(self.path)
-        path = path.with_name(f"{path.stem}_samples{path.suffix}")
+        path = _beside(path)
         with whole_file(path) as temporary:
             if path.suffix == ".csv":
                 pd.DataFrame(draws.numpy(), columns=columns).to_csv(temporary, index=False, float_format="%.17g")
@@ -167,17 +215,29 @@ class PredictionWriter(BasePredictionWriter):
         rank_zero_info(f"PredictionWriter: {len(draws)} draws in {path}")
 
 
-def _in_order(parts: list[_Part]) -> tuple[Tensor, Tensor]:
+def _beside(path: Path) -> Path:
+    """The file of the draws."""
+    return path.with_stem(f"{path.stem}_samples")
+
+
+def _prediction_names(module: Any) -> Sequence[str]:
+    names: Sequence[str] = getattr(module, "prediction_columns", ("prediction",))
+    return names
+
+
+def _in_order(parts: list[_Part]) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions, rows and predictions of all parts."""
     rows = torch.cat([part[1] for part in parts])
-    log_density = torch.cat([part[2] for part in parts])
+    predictions = torch.cat([part[2] for part in parts])
     if any(positions is None for positions, _, _ in parts):
-        return rows, log_density
+        return torch.arange(len(rows)), rows, predictions
     # A distributed sampler repeats rows to make shards even: each position is written once.
     first: dict[int, int] = {}
     for place, position in enumerate(p for positions, _, _ in parts for p in positions or ()):
         first.setdefault(position, place)
-    order = torch.tensor([first[position] for position in sorted(first)])
-    return rows[order], log_density[order]
+    positions = sorted(first)
+    order = torch.tensor([first[position] for position in positions])
+    return torch.tensor(positions), rows[order], predictions[order]
 
 
 def _column_names(trainer: L.Trainer, dim: int) -> list[str]:

@@ -35,6 +35,8 @@ class DensityTask(OriginalUnits, TaskModule):
     ``sample_scaled`` and ``frozen``.
     """
 
+    prediction_columns = ("log_density",)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.val_nll = NegativeLogLikelihood()

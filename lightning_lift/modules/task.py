@@ -29,6 +29,9 @@ class TaskModule(FittedModule):
         learning_rate: replaces the optimizer's own learning rate; what a learning-rate finder sets.
     """
 
+    prediction_columns: tuple[str, ...] = ("prediction",)
+    """What the numbers that ``predict_step`` returns for a row are called in a file of predictions."""
+
     def __init__(
         self,
         dim: int,
