@@ -94,6 +94,7 @@ class FrozenDistribution(OriginalUnits, nn.Module, ABC):
                     "mean from the data.",
                     stacklevel=3,
                 )
+        self._dtype = fn(torch.empty(0, dtype=self._dtype)).dtype
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def _like_weights(self, x: Tensor) -> Tensor:

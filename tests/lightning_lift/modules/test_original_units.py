@@ -2,6 +2,7 @@
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -63,6 +64,14 @@ def test_draws_differ_from_call_to_call_and_are_had_again() -> None:
         assert not torch.equal(model.sample(5, generator=generator), first)
         with pytest.raises(ValueError, match="seed=3 and a generator"):
             model.sample(5, seed=3, generator=generator)
+
+
+@pytest.mark.parametrize("make", [LogConcaveEBM, ConvexPotentialFlow, NormalizingFlow])
+def test_a_frozen_density_in_another_precision(make: Any) -> None:
+    frozen = make(1, **({"flow": "maf"} if make is NormalizingFlow else {"parameterization": DirectSoftplus})).freeze()
+    x = torch.tensor([[-1.0], [0.5]])
+    expected = frozen.log_prob(x).double()
+    torch.testing.assert_close(frozen.double().log_prob(x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_distance_to_a_truth_stated_in_other_units_than_the_models(tmp_path: Path) -> None:
