@@ -174,7 +174,7 @@ class StochasticLogDet(LogDet):
         return {"generator": self._generator.get_state()}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        """Puts the generator back."""
+        """Put the generator back."""
         self._generator.set_state(state["generator"].cpu())
 
 
@@ -202,7 +202,7 @@ def make_logdet(
 
 
 def check_choice(name: str, value: str) -> None:
-    """Refuses a way to compute log-determinants that is not known.
+    """Refuse a way to compute log-determinants that is not known.
 
     Raises:
         ValueError: ``value`` is none of ``auto``, ``exact`` and ``stochastic``.

@@ -61,7 +61,7 @@ class ConvexModule(TaskModule):
         self.parameterization = made.bind(self.network, self.dim)
 
     def build(self, network: Callable[[int], ConvexNetwork]) -> nn.Module:
-        """Makes the task's network, or a module that contains all of its convex networks.
+        """Make the task's network, or a module that contains all of its convex networks.
 
         Args:
             network: the factory given to the constructor.
@@ -125,7 +125,7 @@ class ConvexModule(TaskModule):
         return self.potential().value(self.own_units(batch))
 
     def on_fit_start(self) -> None:
-        """Puts parameterizations into training mode; parts of the network stay as the user has set them.
+        """Put parameterizations into training mode; parts of the network stay as the user has set them.
 
         Raises:
             RuntimeError: a lift, and no rows for its reference summary.
@@ -141,7 +141,7 @@ class ConvexModule(TaskModule):
     # -- projection -------------------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Projects once, then after every real optimizer step."""
+        """Project once, then after every real optimizer step."""
         super().on_train_start()
         self._remove_projection_hooks()
         self.parameterization.project_()
@@ -156,13 +156,13 @@ class ConvexModule(TaskModule):
             self._projection_hooks.append(hook)
 
     def on_train_end(self) -> None:
-        """Leaves a module that can be evaluated: weight averaging has just changed the weights."""
+        """Leave a module that can be evaluated: weight averaging has just changed the weights."""
         super().on_train_end()
         self._remove_projection_hooks()
         self.calibrate()
 
     def teardown(self, stage: str) -> None:
-        """Removes the projection hooks."""
+        """Remove the projection hooks."""
         super().teardown(stage)
         self._remove_projection_hooks()
 
@@ -182,7 +182,7 @@ class ConvexModule(TaskModule):
         return None if source is None else cast(Iterable[Tensor], source())
 
     def calibrate(self) -> None:
-        """Makes the lift's reference summary anew if the body's weights have changed since; otherwise a no-op.
+        """Make the lift's reference summary anew if the body's weights have changed since; otherwise a no-op.
 
         Raises:
             RuntimeError: it is stale and there are no calibration rows.
@@ -202,7 +202,7 @@ class ConvexModule(TaskModule):
         return batches
 
     def on_validation_epoch_start(self) -> None:
-        """Calibrates during fit. Not in ``on_validation_start``: weight averaging swaps weights after that hook."""
+        """Calibrate during fit. Not in ``on_validation_start``: weight averaging swaps weights after that hook."""
         super().on_validation_epoch_start()
         if self.trainer.state.fn == "fit":
             self.calibrate()
@@ -212,6 +212,6 @@ class ConvexModule(TaskModule):
         return FrozenEnergy(self.potential())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Stamps version and format, and puts a fresh reference summary beside every set of weights in it."""
+        """Stamp version and format, and put a fresh reference summary beside every set of weights in it."""
         super().on_save_checkpoint(checkpoint)
         refresh_summaries(checkpoint, self.parameterization, self.calibration_dataloader)

@@ -61,7 +61,7 @@ class DensityTask(OriginalUnits, TaskModule):
         """Called at the end of each evaluation that is not interrupted; by default does nothing."""
 
     def on_validation_epoch_start(self) -> None:
-        """Calibrates where there is a lift, and logs ``val/total_variation`` where the truth is known.
+        """Calibrate where there is a lift, and log ``val/total_variation`` where the truth is known.
 
         Not at the end: by then weight averaging has put the trained weights back.
         """
@@ -73,18 +73,18 @@ class DensityTask(OriginalUnits, TaskModule):
             self.log("val/total_variation", total_variation(*truth), prog_bar=True)
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        """Accumulates the negative log-likelihood of held-out rows."""
+        """Accumulate the negative log-likelihood of held-out rows."""
         with self.judged():
             self.val_nll.update(self.log_prob_scaled(self.own_units(batch)))
 
     def on_validation_epoch_end(self) -> None:
-        """Logs ``val/nll``."""
+        """Log ``val/nll``."""
         self.log("val/nll", self.val_nll.compute(), prog_bar=True)
         self.val_nll.reset()
         self.end_evaluation()
 
     def on_test_epoch_start(self) -> None:
-        """Logs the distances to the truth where it is known."""
+        """Log the distances to the truth where it is known."""
         self.begin_evaluation("test")
         truth = self._on_truth_grid("test")
         if truth is not None:
@@ -93,13 +93,13 @@ class DensityTask(OriginalUnits, TaskModule):
             self.log("test/hellinger_distance", hellinger_distance(*truth))
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
-        """Accumulates the negative log-likelihood of test rows."""
+        """Accumulate the negative log-likelihood of test rows."""
         log_prob = self.log_prob_scaled(self.own_units(batch))
         self.test_nll.update(log_prob)
         self.test_nll_standard_error.update(log_prob)
 
     def on_test_epoch_end(self) -> None:
-        """Logs the negative log-likelihood in training and original units, its standard error and its excess."""
+        """Log the negative log-likelihood in training and original units, its standard error and its excess."""
         nll = self.test_nll.compute()
         self.log("test/nll", nll)
         self.log("test/nll_standard_error", self.test_nll_standard_error.compute())
@@ -114,11 +114,11 @@ class DensityTask(OriginalUnits, TaskModule):
         self.end_evaluation()
 
     def on_predict_epoch_start(self) -> None:
-        """Starts an evaluation."""
+        """Start an evaluation."""
         self.begin_evaluation("predict")
 
     def on_predict_epoch_end(self) -> None:
-        """Ends it."""
+        """End it."""
         self.end_evaluation()
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:

@@ -69,7 +69,7 @@ class LogConcaveEBM(DensityModule):
         self._estimate: PartitionEstimate | None = None
 
     def setup(self, stage: str) -> None:
-        """Takes over the data's units and tells the partition estimator where the data live."""
+        """Take over the data's units and tell the partition estimator where the data live."""
         super().setup(stage)
         self._prepare(getattr(self._attached_datamodule(), "window", None))
 
@@ -143,7 +143,7 @@ class LogConcaveEBM(DensityModule):
         return FrozenDensity(energy, log_partition, self.location, self.scale, self.support, self.evaluator)
 
     def begin_evaluation(self, stage: str) -> None:
-        """Estimates log Z once: it is the same for every batch of an evaluation.
+        """Estimate log Z once: it is the same for every batch of an evaluation.
 
         Args:
             stage: ``val``, ``test`` or ``predict``.
@@ -161,7 +161,7 @@ class LogConcaveEBM(DensityModule):
             self.log(f"{stage}/{name}", figure)
 
     def on_test_epoch_end(self) -> None:
-        """Logs what ``DensityModule`` does, and the error of rows and log Z together."""
+        """Log what ``DensityModule`` does, and the error of rows and log Z together."""
         error = None if self._estimate is None else self._estimate.diagnostics.get("log_partition_standard_error")
         if error is not None:
             rows = self.test_nll_standard_error.compute()
@@ -169,5 +169,5 @@ class LogConcaveEBM(DensityModule):
         super().on_test_epoch_end()
 
     def end_evaluation(self) -> None:
-        """Forgets that log Z: the weights may move now."""
+        """Forget that log Z: the weights may move now."""
         self._estimate = None

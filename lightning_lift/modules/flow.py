@@ -107,7 +107,7 @@ class ConvexPotentialFlow(DensityModule):
         self.test_figures = nn.ModuleDict({name: kind(nan_strategy="disable") for name, kind in kinds.items()})
 
     def build(self, network: Callable[[int], ConvexNetwork]) -> nn.Module:
-        """Makes the blocks.
+        """Make the blocks.
 
         Args:
             network: the factory given to the constructor.
@@ -290,7 +290,7 @@ class ConvexPotentialFlow(DensityModule):
     # -- hooks --------------------------------------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
-        """Starts the ActNorms from the first calibration rows, before any validation; a resumed run keeps its own."""
+        """Start the ActNorms from the first calibration rows, before any validation; a resumed run keeps its own."""
         super().on_fit_start()
         self.logdet.train()
         rank_zero_info(f"log-determinant: {self.logdet.kind} in {self.dim} dimensions")
@@ -301,18 +301,18 @@ class ConvexPotentialFlow(DensityModule):
             self.start_actnorms(rows.to(self.device))
 
     def on_train_start(self) -> None:
-        """Projects, and looks again whether an ActNorm waits for data: a learning-rate finder puts weights back."""
+        """Project, and look again whether an ActNorm waits for data: a learning-rate finder puts weights back."""
         super().on_train_start()
         self._started = self._asks_no_data()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Starts the ActNorms where there are no calibration rows: from the first batch of all processes together."""
+        """Start the ActNorms where there are no calibration rows: from the first batch of all processes together."""
         if not self._started and isinstance(batch, Tensor):
             self.start_actnorms(torch.as_tensor(self.all_gather(batch)).reshape(-1, self.dim))
 
     @torch.no_grad()
     def start_actnorms(self, rows: Tensor) -> None:
-        """Starts the ActNorms, before and inside the networks, block after block; those started before stay.
+        """Start the ActNorms, before and inside the networks, block after block; those started before stay.
 
         Args:
             rows: in training units, shape (N, D).
@@ -339,7 +339,7 @@ class ConvexPotentialFlow(DensityModule):
         return loss
 
     def begin_evaluation(self, stage: str) -> None:
-        """Counts the measured rows anew.
+        """Count the measured rows anew.
 
         Args:
             stage: ``val``, ``test`` or ``predict``.
@@ -349,7 +349,7 @@ class ConvexPotentialFlow(DensityModule):
             self._figure(name).reset()  # an interrupted evaluation leaves its own behind
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
-        """Accumulates the likelihood of test rows, and measures the inverse on the first of them."""
+        """Accumulate the likelihood of test rows, and measure the inverse on the first of them."""
         super().test_step(batch, batch_idx)
         if self.logdet.kind == "stochastic" and self._last is not None:
             self._figure("cg_residual").update(self._last.residual)
@@ -373,7 +373,7 @@ class ConvexPotentialFlow(DensityModule):
             self._figure("hessian_condition").update(condition.to(rows.dtype))
 
     def on_test_epoch_end(self) -> None:
-        """Logs the likelihood, and what was measured of the inverse and of the log-determinant."""
+        """Log the likelihood, and what was measured of the inverse and of the log-determinant."""
         super().on_test_epoch_end()
         for name in self.test_figures:
             value = self._figure(name).compute()

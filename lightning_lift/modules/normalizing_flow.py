@@ -154,7 +154,7 @@ class NormalizingFlow(DensityTask):
         return FrozenNormalizingFlow(self.flow, self.location, self.scale)
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
-        """Accumulates the negative log-likelihood of test rows, and checks the inverse on the first ones."""
+        """Accumulate the negative log-likelihood of test rows, and check the inverse on the first ones."""
         super().test_step(batch, batch_idx)
         if batch_idx == 0:
             rows = self.own_units(batch)[:_INVERSE_ROWS]

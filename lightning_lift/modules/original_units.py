@@ -84,8 +84,8 @@ class OriginalUnits:
         Args:
             num_samples: how many, n.
             seed: of a generator of the call's own, which leaves the global state alone.
-            generator: to draw from; one of another device than the CPU gives the seed of one there, so that equal
-                numbers are drawn everywhere.
+            generator: to draw from; one on another device than the CPU only seeds the one that is used, so that all
+                devices draw equal numbers.
 
         Returns:
             Shape (n, D), float64 where the device has it.

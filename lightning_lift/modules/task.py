@@ -153,7 +153,7 @@ class TaskModule(FittedModule):
         return None if self._trainer is None else getattr(self._trainer, "datamodule", None)
 
     def setup(self, stage: str) -> None:
-        """Refuses half-precision weights and takes over the data's units.
+        """Refuse half-precision weights and take over the data's units.
 
         Raises:
             ValueError: a "true" half precision, or data of another dimension.
@@ -248,7 +248,7 @@ class TaskModule(FittedModule):
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores what ``get_extra_state`` gave."""
+        """Restore what ``get_extra_state`` gave."""
         self.location, self.scale, self.support = state["location"], state["scale"], state["support"]
         self._has_units = state["has_units"]
         self.columns, self._rows = state.get("columns"), state.get("rows", {})  # checkpoints of before have neither

@@ -268,7 +268,7 @@ class ICNN(ConvexNetwork):
 
     @torch.no_grad()
     def initialize_actnorm_(self, x: Tensor, weights: Mapping[str, Tensor]) -> None:
-        """Starts the ActNorms from data: over these rows, what enters an activation has mean 0 and variance 1.
+        """Start the ActNorms from data: over these rows, what enters an activation has mean 0 and variance 1.
 
         Layer by layer, each behind the ones before as just started. A no-op for layers started before, and for a
         network without ActNorm.
