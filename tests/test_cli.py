@@ -36,7 +36,7 @@ def fit(*flags: str) -> LiftCLI:
 
 
 def last(cli: LiftCLI) -> str:
-    return str(cli.trainer.checkpoint_callback.last_model_path)
+    return next(c.last_model_path for c in cli.trainer.checkpoint_callbacks if c.last_model_path)
 
 
 def record(cli: LiftCLI) -> dict[str, Any]:
