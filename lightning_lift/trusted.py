@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import fsspec  # type: ignore[import-untyped]
 import torch
+from lightning.pytorch.core.saving import _default_map_location
 
 from lightning_lift.shipped import current_class_path, current_class_paths
 
@@ -23,8 +24,9 @@ _OWN = ("lightning_lift.", "torch.optim.")  # importing these runs nothing that 
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # by Lightning's own command line, and harmless when checked
 _OF_LIGHTNING = ("_instantiator", "_class_path")
 _CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
+LOADING_ERRORS = (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError)  # of damaged parts
 _PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, types.NoneType, Enum, PurePath)
-_PARTS: dict[str, type | tuple[type, ...]] = {
+_PARTS: dict[str, type] = {
     "state_dict": Mapping,
     "hyper_parameters": Mapping,
     "datamodule_hyper_parameters": Mapping,
@@ -69,11 +71,28 @@ def read_parts(source: Any, map_location: Any = "cpu", weights_only: bool | None
     if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint:
         raise ValueError(f"{source} is no checkpoint of lightning_lift (no 'state_dict'): give a file that fit wrote.")
     for part, kind in _PARTS.items():
-        if part in checkpoint and not isinstance(checkpoint[part], kind):
-            raise ValueError(
-                f"{source} is damaged: its {part!r} is a {type(checkpoint[part]).__name__}; give a file that fit wrote."
-            )
+        if part in checkpoint:
+            content = checkpoint[part]
+            _check_part(source, part, content, kind)
+            items = content.items() if part == "loops" else enumerate(content if isinstance(content, list) else ())
+            for key, item in items:
+                _check_part(source, f"{part}[{key!r}]", item, Mapping)
+    for index, state in enumerate(checkpoint.get("optimizer_states", ())):
+        for key, kind in (("state", Mapping), ("param_groups", list)):
+            _check_part(source, f"optimizer_states[{index}][{key!r}]", state.get(key), kind)
     return dict(checkpoint)
+
+
+def _check_part(source: Any, name: str, content: Any, kind: type) -> None:
+    if not isinstance(content, kind):
+        raise ValueError(
+            f"{source} is damaged: its {name} is of type {type(content).__name__}; give a file that fit wrote."
+        )
+
+
+def in_words(error: Exception) -> str:
+    """The text of an error of a damaged file, with its type where the text alone says little."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
 def resolve_class(name: str, path: Any, bases: tuple[type, ...]) -> type[Any]:
@@ -198,7 +217,8 @@ class TrustedLoading:
                 FileNotFoundError: there is no such file.
                 ValueError: it is no whole checkpoint of this class, or it names what a checkpoint must not.
             """
-            checkpoint = read_parts(checkpoint_path, map_location, weights_only)
+            places = map_location or _default_map_location  # to the CPU where the device of before is missing
+            checkpoint = read_parts(checkpoint_path, places, weights_only)
             key = cls.CHECKPOINT_HYPER_PARAMS_KEY
             try:
                 stored = checked_hyperparameters(cls, checkpoint.get(key, {}))
@@ -211,8 +231,8 @@ class TrustedLoading:
                 torch.save(checkpoint, buffer := io.BytesIO())
                 buffer.seek(0)
                 return super().load_from_checkpoint(buffer, map_location, weights_only=weights_only, **kwargs)
-            except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError) as error:
-                raise ValueError(f"{checkpoint_path} cannot be loaded as a {cls.__name__}: {error}") from error
+            except LOADING_ERRORS as error:
+                raise ValueError(f"{checkpoint_path} does not fit {cls.__name__}: {in_words(error)}") from error
 
     @classmethod
     def check_overrides(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoint files that are whole or absent."""
+"""Checkpoint files that are whole or absent, and named where they are damaged."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_filesystem
 
 from lightning_lift.files import whole_file
+from lightning_lift.trusted import read_parts
 
 
 class WholeFileCheckpointIO(TorchCheckpointIO):
@@ -31,6 +32,16 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
             return
         with whole_file(Path(get_filesystem(path)._strip_protocol(str(path)))) as temporary:
             torch.save(checkpoint, temporary)
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None) -> Any:
+        """Read a checkpoint, and refuse one that is damaged in one sentence with its name.
+
+        Args:
+            path: of the file.
+            map_location: as for ``torch.load``.
+            weights_only: likewise.
+        """
+        return read_parts(path, map_location, weights_only)
 
 
 def write_whole_files(trainer: L.Trainer) -> None:

@@ -4,7 +4,8 @@ import inspect
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,14 @@ from lightning_lift import __version__
 from lightning_lift.modules.factories import plain
 from lightning_lift.networks.actnorm import ActNorm, upgrade_actnorm_
 from lightning_lift.parameterizations import Parameterization, names
-from lightning_lift.trusted import TrustedLoading, checked_hyperparameters, read_parts, resolve_class
+from lightning_lift.trusted import (
+    LOADING_ERRORS,
+    TrustedLoading,
+    checked_hyperparameters,
+    in_words,
+    read_parts,
+    resolve_class,
+)
 
 KEY = "lightning_lift"
 FORMAT = 2  # raised when what is stored means something else; 1 is converted on loading
@@ -181,13 +189,14 @@ class StoredModule(TrustedLoading, L.LightningModule):
         Raises:
             ValueError: it is one of these; it names the first difference.
         """
-        check_stamp(checkpoint)
-        if checkpoint[KEY]["format"] == 1:
-            _upgrade(checkpoint, self)
-            checkpoint[KEY] = {**checkpoint[KEY], "format": FORMAT}  # what is converted once is not to be so again
-        stored = checkpoint.get("hyper_parameters", {})
-        theirs = {name: plain(name, stored[name]) for name in self.meaning if name in stored}  # given ones among them
-        _check_meaning(theirs, {name: self.hparams.get(name) for name in self.meaning})
+        with self._naming_the_file():
+            check_stamp(checkpoint)
+            if checkpoint[KEY]["format"] == 1:
+                _upgrade(checkpoint, self)
+                checkpoint[KEY] = {**checkpoint[KEY], "format": FORMAT}  # not to be converted a second time
+            stored = checkpoint.get("hyper_parameters", {})
+            theirs = {name: plain(name, stored[name]) for name in self.meaning if name in stored}  # given ones too
+            _check_meaning(theirs, {name: self.hparams.get(name) for name in self.meaning})
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights; what does not fit is one clear error.
@@ -200,8 +209,19 @@ class StoredModule(TrustedLoading, L.LightningModule):
         Raises:
             ValueError: the weights are of another network or parameterization, or damaged.
         """
-        _check_tensors(state_dict, self.state_dict(), strict)
-        return super().load_state_dict(state_dict, strict, assign)
+        with self._naming_the_file():
+            _check_tensors(state_dict, self.state_dict(), strict)
+            return super().load_state_dict(state_dict, strict, assign)
+
+    @contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        try:
+            yield
+        except LOADING_ERRORS as error:
+            path = None if self._trainer is None else self._trainer.ckpt_path
+            if path is None:  # ``load_from_checkpoint`` names it
+                raise
+            raise ValueError(f"{path} does not fit {type(self).__name__}: {in_words(error)}") from error
 
 
 def check_stamp(checkpoint: Mapping[str, Any]) -> None:

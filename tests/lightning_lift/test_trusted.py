@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_lift.cli import LiftCLI
+from lightning_lift.cli import LiftCLI, main
 from lightning_lift.commands._landscape_runs import find_runs
 from lightning_lift.commands.rescale import rescale_checkpoint
 from lightning_lift.datamodules import GumbelDataModule
@@ -218,6 +218,11 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no format": (lambda c: c.update(lightning_lift={}), "format None"),
     "mapping for optimizer_states": (lambda c: c.update(optimizer_states={}), "optimizer_states.*dict"),
     "list for loops": (lambda c: c.update(loops=[]), "loops.*list"),
+    "number for a loop": (lambda c: c["loops"].update(fit_loop=3), r"loops\['fit_loop'\] is of type int"),
+    "optimizer without groups": (
+        lambda c: c["optimizer_states"][0].pop("param_groups"),
+        "optimizer_states.*param_groups",
+    ),
     "text for global_step": (lambda c: c.update(global_step="7"), "global_step.*str"),
     "weights as integers": (
         lambda c: c["state_dict"].update({k: v.long() for k, v in c["state_dict"].items() if torch.is_tensor(v)}),
@@ -245,6 +250,42 @@ def test_a_damaged_checkpoint_is_one_sentence_with_its_name(case: str, tmp_path:
     if case != "no hyper_parameters":  # then the class that the user names takes its defaults
         with pytest.raises(ValueError, match=rf"(?s)hostile\.ckpt.*{message}"):
             LogConcaveEBM.load_from_checkpoint(path)
+
+
+RESUMED = [
+    "no state_dict",
+    "text for the stamp",
+    "number for a loop",
+    "optimizer without groups",
+    "weights as integers",
+    "a number for a tensor",
+    "units of another type",
+]
+
+
+@pytest.mark.parametrize("verb", ["fit", "test"])
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_trainer_names_the_damaged_file_too(case: str, verb: str, tmp_path: Path) -> None:
+    change, message = DAMAGED[case]
+    module = LogConcaveEBM.load_from_checkpoint(CHECKPOINT)
+    options = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = L.Trainer(accelerator="cpu", max_steps=30, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"(?s)hostile\.ckpt.*{message}") as error:
+        getattr(trainer, verb)(module, datamodule=GumbelDataModule(batch_size=32), ckpt_path=changed(tmp_path, change))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("case", ["no state_dict", "weights as integers", "optimizer without groups"])
+def test_the_command_line_names_the_damaged_file_too(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = changed(tmp_path, DAMAGED[case][0])
+    data = ["--data", "GumbelDataModule", "--data.batch_size=32", "--trainer.accelerator=cpu", "--trainer.logger=false"]
+    with pytest.raises(SystemExit):
+        main(["fit", "--model", "LogConcaveEBM", *data, "--trainer.max_steps=30", "--ckpt_path", str(path)])
+    printed = capsys.readouterr().err
+    assert "error: " in printed
+    assert "hostile.ckpt" in printed.split("error: ")[1].splitlines()[0]
 
 
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
