@@ -19,7 +19,7 @@ from lightning_lift.compare.plan import Settings
 
 
 def main(args: Sequence[str]) -> None:
-    """Runs the command.
+    """Run the command.
 
     Args:
         args: the arguments after ``compare``.

@@ -127,7 +127,7 @@ OPTIONS = {
 
 
 def parse(args: Sequence[str]) -> argparse.Namespace:
-    """Reads a command line.
+    """Read a command line.
 
     Args:
         args: the arguments after ``compare``.
@@ -204,7 +204,7 @@ def _renamed(text: str) -> str:
 
 
 class _ForFit(argparse.Action):
-    """Leaves a flag to fit's own parser."""
+    """Leave a flag to fit's own parser."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if option_string == "--set":  # of earlier versions
@@ -217,7 +217,7 @@ class _ForFit(argparse.Action):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Raises instead of printing the usage: the command line prints one line."""
+        """Raise instead of printing the usage: the command line prints one line."""
         raise ValueError(f"compare: {message} (lightning-lift compare --help lists the options).")
 
 

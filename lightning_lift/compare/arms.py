@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, get_loader
+from yaml import YAMLError
 
 from lightning_lift.parameterizations import Parameterization, names
 
@@ -45,7 +46,7 @@ def known_names() -> dict[str, type[Parameterization]]:
 
 
 def split_arms(text: str) -> list[str]:
-    """Splits ``pgd,lift:body_widths=[32,16],direct`` at the commas that stand in no bracket.
+    """Split ``pgd,lift:body_widths=[32,16],direct`` at the commas that stand in no bracket.
 
     Args:
         text: of one or several arms.
@@ -63,10 +64,10 @@ def parse_arms(arms: str | Iterable[str | Mapping[str, Any]]) -> tuple[Arm, ...]
     """Several arms, from one text (see ``split_arms``) or from a list of texts and mappings.
 
     Args:
-        arms: as said.
+        arms: one text, or a list of texts and mappings, each as ``parse_arm`` takes it.
 
     Raises:
-        ValueError: what ``parse_arm`` raises, no arm, or two of one label.
+        ValueError: an arm is not valid, there is none, or two have one label.
     """
     parsed = tuple(parse_arm(arm) for arm in (split_arms(arms) if isinstance(arms, str) else arms))
     if not parsed:
@@ -208,16 +209,14 @@ def imported(class_path: str) -> Any:
 
 
 def _value(text: str, key: str, value: str) -> Any:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--value", type=Any)  # read as the command line reads YAML: 1e-3 is a number
     try:
-        return parser.parse_args([f"--value={value}"]).value
-    except ArgumentError as error:
+        return get_loader("yaml")(value)  # as the command line reads YAML: 1e-3 is a number
+    except YAMLError as error:
         raise ValueError(f"arm {text!r}: {key}={value!r} cannot be read as YAML.") from error
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Splits where the separator stands in no bracket."""
+    """Split where the separator stands in no bracket."""
     pieces, opened, start = [], [""], 0
     for position, letter in enumerate(text):
         if letter in _CLOSING.values():

@@ -16,7 +16,7 @@ _TRIES = 20
 
 
 def make(spec: RunSpec) -> tuple[L.LightningModule, L.LightningDataModule, dict[str, Any]]:
-    """Makes what a run needs; the same spec makes the same.
+    """Make what a run needs; the same spec makes the same.
 
     Args:
         spec: the run.

@@ -32,7 +32,7 @@ class Planned:
 
 
 class PairedComparison:
-    """Runs what is missing of a comparison, in three stages, each of which needs the one before.
+    """Run what is missing of a comparison, in three stages, each of which needs the one before.
 
     Killed at any moment it goes on from there: what is done lies in whole records, and everything else follows from
     the settings and the records. In Python::
@@ -64,7 +64,7 @@ class PairedComparison:
         self._specs: dict[str, list[RunSpec]] = {}
 
     def open(self) -> None:
-        """Writes the settings into the directory, or checks that they are those that it has.
+        """Write the settings into the directory, or check that they are those that it has.
 
         More seeds or arms than before are welcome: their runs are added.
 
@@ -111,14 +111,14 @@ class PairedComparison:
         return sorted((run.spec for run in planned if run.record is None), key=cost, reverse=True)
 
     def forget_failed(self) -> int:
-        """Deletes the records of failed runs, so that they are done again; gives their number."""
+        """Delete the records of failed runs, so that they are done again, and return their number."""
         failed = [record for record in self.store.all() if record.outcome == "failed"]
         for record in failed:
             self.store.path(record.key).unlink()
         return len(failed)
 
     def run(self, engine: Engine, progress: RunProgress) -> None:
-        """Does everything that is missing.
+        """Do everything that is missing.
 
         Args:
             engine: does the runs.
@@ -154,7 +154,7 @@ class PairedComparison:
         return {arm.label: choose([r for r in done if r.arm == arm.label]) for arm in self.settings.arms}
 
     def seconds_per_step(self) -> dict[str, float]:
-        """By arm, from the timing runs that are done."""
+        """The seconds per step by arm, from the timing runs that are done."""
         planned = self.planned("timing") or []
         times = {run.spec.arm: run.record.timings.get("seconds_per_step", math.nan) for run in planned if run.record}
         return {arm: seconds for arm, seconds in times.items() if 0 < seconds < math.inf}

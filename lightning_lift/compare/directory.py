@@ -19,7 +19,7 @@ _MAY_GROW = ("seeds", "arms")
 
 @contextmanager
 def sole_user(directory: Path, *, shared: bool = False) -> Iterator[None]:
-    """Keeps other commands off a directory while this one works in it, and clears away what killed ones left.
+    """Keep other commands off a directory while this one works in it, and clear away what killed ones left.
 
     Args:
         directory: of the comparison; made if it is not there.
@@ -70,11 +70,11 @@ def read_settings(directory: Path) -> dict[str, Any]:
 
 
 def write_settings(directory: Path, content: Mapping[str, Any]) -> None:
-    """Writes what ``read_settings`` reads.
+    """Write what ``read_settings`` reads.
 
     Args:
         directory: of the comparison.
-        content: as there.
+        content: the mapping that ``read_settings`` is to return.
     """
     with whole_file(directory / SETTINGS) as temporary:
         temporary.write_text(json.dumps({"format": _FORMAT, **content}, indent=1) + "\n")
@@ -100,7 +100,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def checkpoint_folder(directory: Path, key: str) -> Iterator[Path]:
-    """Gives a new folder beside the run's own; what is still there at the end is removed.
+    """Yield a new folder beside the run's own; what is still there at the end is removed.
 
     Folders that killed processes left there are removed too.
 
@@ -121,7 +121,7 @@ def checkpoint_folder(directory: Path, key: str) -> Iterator[Path]:
 
 
 def keep(temporary: Path, directory: Path, key: str, checkpoints: Mapping[str, Path]) -> dict[str, str]:
-    """Gives a folder of checkpoints its name.
+    """Give a folder of checkpoints its name.
 
     Args:
         temporary: what ``checkpoint_folder`` gave.

@@ -71,11 +71,11 @@ class Settings:
 
     @property
     def seeds_of_tuning(self) -> tuple[int, ...]:
-        """Of the tuning runs; none without a grid of rates."""
+        """The seeds of the tuning runs; none without a grid of rates."""
         return tuple(range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + self.tuning_seeds)) if self.learning_rates else ()
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The settings as JSON can hold them."""
         return dataclasses.asdict(self)
 
     @classmethod

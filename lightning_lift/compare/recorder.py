@@ -57,7 +57,7 @@ def as_curves(rows: list[dict[str, float]]) -> dict[str, list[float]]:
 
 
 class Recorder(L.Callback):
-    """Evaluates a run every so many steps, and stops it when it diverges. It disturbs nothing and draws no numbers.
+    """Evaluate a run every so many steps, and stop it when it diverges. It disturbs nothing and draws no numbers.
 
     An evaluation comes with each validation of fit: training loss of that step's batch, validation metrics, shoulder
     occupancy and the latent's step on one fixed batch (the first of training), and the seconds of training so far:
@@ -89,7 +89,7 @@ class Recorder(L.Callback):
         self._checkpointed = -1
 
     def data_hash(self, finished: bool) -> str:
-        """Of the first training batches, as training got them; empty where it would be of fewer than in other runs.
+        """The hash of the first training batches, as training got them; empty where they are fewer than in other runs.
 
         Args:
             finished: whether the run did all its steps.
@@ -99,7 +99,7 @@ class Recorder(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Starts the clock; before the first step takes the fixed batch."""
+        """Start the clock; before the first step take the fixed batch."""
         self.clock.stop()
         if self.start_size is None:
             self.start_size = largest_weight(pl_module)
@@ -110,7 +110,7 @@ class Recorder(L.Callback):
         self.clock.start()
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        """Takes the latent before the step that an evaluation will follow."""
+        """Take the latent before the step that an evaluation will follow."""
         if self._before is None and _evaluates(trainer) and self._has_latent(pl_module):
             self.clock.stop()
             self._before = latent_of(pl_module, self._fixed)  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ class Recorder(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Evaluates, and raises ``DivergenceError`` where the loss is not finite."""
+        """Evaluate, and raise ``DivergenceError`` where the loss is not finite."""
         self.clock.stop()
         step = trainer.global_step
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -134,7 +134,7 @@ class Recorder(L.Callback):
             self.clock.start()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Adds the validation's metrics, and keeps the state of the lowest monitored one."""
+        """Add the validation's metrics, and keep the state of the lowest monitored one."""
         if trainer.state.fn != "fit":
             return
         values = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
@@ -150,7 +150,7 @@ class Recorder(L.Callback):
             self._save(trainer, "best", self.weights_only)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keeps the last state."""
+        """Keep the last state."""
         self.clock.stop()
         self._save(trainer, "last", self.weights_only)
 
@@ -189,11 +189,11 @@ class Clock:
         self._started: float | None = None
 
     def start(self) -> None:
-        """Runs, from now on."""
+        """Run, from now on."""
         self._started = time.perf_counter()
 
     def stop(self) -> None:
-        """Stands still; a no-op if it does."""
+        """Stand still; a no-op if it does."""
         if self._started is not None:
             self.seconds += time.perf_counter() - self._started
             self._started = None
@@ -218,7 +218,7 @@ def largest_weight(module: L.LightningModule) -> float:
 
 @torch.no_grad()
 def start_hash(module: L.LightningModule, reference: L.LightningModule) -> str:
-    """Of the network's weights before the first step.
+    """The hash of the network's weights before the first step.
 
     A latent gives its weights back to a few roundings, so that hashes of the weights themselves would differ between
     arms of one start. What is hashed is therefore ``reference``, which holds the network's own first numbers, *if* the
@@ -245,7 +245,7 @@ def start_hash(module: L.LightningModule, reference: L.LightningModule) -> str:
 
 
 def data_hash(batches: Iterable[Any]) -> str:
-    """Of the first training batches, bit by bit.
+    """The hash of the first training batches, bit by bit.
 
     Args:
         batches: tensors, or tuples and mappings of them.

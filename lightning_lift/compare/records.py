@@ -74,7 +74,7 @@ class RunSpec:
 
     @property
     def fingerprint(self) -> str:
-        """Of everything that determines the numbers: two specs with one key must agree in it."""
+        """The hash of everything that determines the numbers: two specs with one key must agree in it."""
         text = json.dumps([FORMAT, self.steps, self.seed, self.config], sort_keys=True, default=str)
         text = without_modules(text)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -174,7 +174,7 @@ class RecordStore:
         return self.directory / "records" / f"{key}.json"
 
     def write(self, record: RunRecord) -> None:
-        """Writes a record under a temporary name, then renames it."""
+        """Write a record under a temporary name, then rename it."""
         self.path(record.key).parent.mkdir(parents=True, exist_ok=True)
         with whole_file(self.path(record.key)) as temporary:
             temporary.write_text(json.dumps(_encoded(dataclasses.asdict(record)), indent=1, allow_nan=False) + "\n")

@@ -28,7 +28,7 @@ _BLOWN_UP = 1e3  # no sane training makes the largest weight that many times as 
 
 
 def run(spec: RunSpec, directory: Path, checkpoint_every: int | None = None) -> RunRecord:
-    """Trains and tests one run; the same spec gives the same record, but for its times.
+    """Train and test one run; the same spec gives the same record, but for its times.
 
     The state of the lowest monitored validation metric and the last one are both tested. Their checkpoints lie in
     ``DIRECTORY/checkpoints/KEY`` and load by ``lightning-lift fit`` and ``test --ckpt_path``; those of ``tune`` and
@@ -128,7 +128,7 @@ def _timings(recorder: Recorder, steps: int, began: float) -> dict[str, float]:
 
 
 def versions() -> dict[str, str]:
-    """Of what determines the numbers of a run."""
+    """The versions of what determines the numbers of a run."""
     return {
         "lightning_lift": __version__,
         "torch": torch.__version__,
@@ -139,7 +139,7 @@ def versions() -> dict[str, str]:
 
 
 class _NoProfiler(Profiler):
-    """Measures nothing, at less cost than Lightning's own, which is entered some fifty times a step."""
+    """Measure nothing, at less cost than Lightning's own, which is entered some fifty times a step."""
 
     def profile(self, action_name: str) -> Any:
         return nullcontext()
@@ -203,7 +203,7 @@ def ending(error: Exception, module: L.LightningModule | None, start_size: float
 
 
 def _check_tested(metrics: dict[str, dict[str, float]]) -> None:
-    """Raises ``DivergenceError`` where the best or last state has no finite test metric."""
+    """Raise ``DivergenceError`` where the best or last state has no finite test metric."""
     for state, found in metrics.items():
         name = (monitored(found) or "val/loss").replace("val/", "test/")
         if not math.isfinite(found.get(name, 0.0)):

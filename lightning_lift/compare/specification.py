@@ -60,8 +60,8 @@ def resolve(
     """
     if steps < 1 or (evaluate_every is not None and evaluate_every < 1):
         raise ValueError(f"steps={steps}, evaluate_every={evaluate_every}: both need at least one step.")
-    arguments = json.dumps([{key: config.get(key) for key in SECTIONS}, _arm_settings(arm)], sort_keys=True)
-    resolved: dict[str, Any] = json.loads(_resolved(arguments, arm, steps, evaluate_every))
+    text = json.dumps({key: config.get(key) for key in SECTIONS}, sort_keys=True)
+    resolved: dict[str, Any] = json.loads(_resolved(text, arm, steps, evaluate_every))
     if learning_rate is not None:
         _set_learning_rate(resolved["model"], learning_rate)
     data = resolved["data"]
@@ -72,8 +72,8 @@ def resolve(
 
 
 @functools.lru_cache(maxsize=256)  # a plan asks for each arm once a seed, and parsing takes a quarter of a second
-def _resolved(arguments: str, arm: Arm, steps: int, evaluate_every: int | None) -> str:
-    config = json.loads(arguments)[0]
+def _resolved(text: str, arm: Arm, steps: int, evaluate_every: int | None) -> str:
+    config = json.loads(text)
     model, trainer = config["model"], config["trainer"]
     init_args = model["init_args"]
     _check_slots(model, arm)
@@ -81,37 +81,25 @@ def _resolved(arguments: str, arm: Arm, steps: int, evaluate_every: int | None) 
     if arm.network:
         init_args["network"].setdefault("init_args", {}).update(arm.network)
     own = functools.partial(own_steps, config, lambda: make_data(config))
-    every = (
-        evaluation_interval(trainer, steps, lambda: own(epochs=1))
-        if evaluate_every is None
-        else min(evaluate_every, steps)
-    )
+    every = min(steps, evaluate_every or evaluation_interval(trainer, steps, lambda: own(epochs=1)))
     if init_args.get("lr_scheduler") is not None:
         init_args["lr_scheduler"] = scaled_scheduler(init_args["lr_scheduler"], steps, own)
     callbacks = trainer.get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    trainer |= dict.fromkeys(("min_epochs", "min_steps", "max_time", "check_val_every_n_epoch"))
+    trainer |= dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer |= {
         "max_steps": steps,
         "max_epochs": -1,
-        "min_epochs": None,
-        "min_steps": None,
-        "max_time": None,
-        "check_val_every_n_epoch": None,
         "val_check_interval": every * int(trainer.get("accumulate_grad_batches") or 1),
         "log_every_n_steps": every,  # the module then logs train/loss at the evaluations
         "num_sanity_val_steps": 0,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
         "callbacks": [c for c in callbacks if keeps_training(c)] + list(arm.callbacks),
     }
     trainer["devices"] = 1 if trainer.get("devices") in (None, "auto") else trainer["devices"]
     config = checked(config, f"arm {arm.label!r}")
     if arm.match_parameters is not None:
-        target = json.loads(
-            _resolved(_with(arguments, arm.match_parameters), arm.match_parameters, steps, evaluate_every)
-        )
+        target = json.loads(_resolved(text, arm.match_parameters, steps, evaluate_every))
         network = config["model"]["init_args"]["network"]
         network["init_args"]["widths"] = matched_widths(config, target, count_parameters)
         config = checked(config, f"arm {arm.label!r}")
@@ -190,15 +178,6 @@ def scaled_scheduler(
     return {**scheduler, "init_args": init_args}
 
 
-def _arm_settings(arm: Arm) -> list[Any]:
-    match = None if arm.match_parameters is None else _arm_settings(arm.match_parameters)
-    return [arm.label, arm.parameterization, arm.network, list(arm.callbacks), match]
-
-
-def _with(arguments: str, arm: Arm) -> str:
-    return json.dumps([json.loads(arguments)[0], _arm_settings(arm)], sort_keys=True)
-
-
 def _accepted(settings: Mapping[str, Any]) -> dict[str, Any]:
     cls = imported(settings["class_path"])
     return {} if cls is None else dict(arguments_of(cls))
@@ -251,7 +230,7 @@ def _listed(value: Any) -> Any:
 
 
 def _set_learning_rate(model: dict[str, Any], learning_rate: float) -> None:
-    """Puts the rate where the module takes it, and scales a schedule's largest rate along."""
+    """Put the rate where the module takes it, and scale a schedule's largest rate along."""
     if not learning_rate > 0.0:
         raise ValueError(f"learning_rate={learning_rate}: must be positive, or None for the configuration's own.")
     init_args = model["init_args"]

@@ -39,7 +39,7 @@ class Choice:
     note: str | None = None
 
     def plain(self) -> dict[str, object]:
-        """As settings that JSON can hold, one row a rate."""
+        """The choice as JSON can hold it, one row a rate."""
         rows = [
             {
                 "learning_rate": rate,
@@ -60,7 +60,7 @@ class Choice:
 
 
 def choose(records: Sequence[RunRecord]) -> Choice:
-    """Applies the rule to the tuning runs of one arm.
+    """Apply the rule to the tuning runs of one arm.
 
     Args:
         records: of one arm, at least one a rate.

@@ -51,7 +51,7 @@ class Listener(Protocol):
 
 
 class Engine(ABC):
-    """Does runs, several at a time. A run that is lost to its surroundings is tried once more, then given up.
+    """Do runs, several at a time. A run that is lost to its surroundings is tried once more, then given up.
 
     Subclass requirements: ``begin`` and ``ended``; ``close`` where there is something to end.
 
@@ -75,17 +75,17 @@ class Engine(ABC):
 
     @abstractmethod
     def begin(self, spec: RunSpec, work: Work) -> None:
-        """Starts a run; one of ``jobs`` places is free for it."""
+        """Start a run; one of ``jobs`` places is free for it."""
 
     @abstractmethod
     def ended(self) -> Sequence[tuple[RunSpec, RunRecord | Lost]]:
-        """Waits a while, and returns the runs that have ended since the last call; there may be none."""
+        """Wait a while, and return the runs that have ended since the last call; there may be none."""
 
     def close(self) -> None:  # noqa: B027 - an engine in this process has nothing to end
-        """Ends the runs in progress at once."""
+        """End the runs in progress at once."""
 
     def run(self, specs: Sequence[RunSpec], work: Work, listener: Listener, *, alone: bool = False) -> list[str]:
-        """Does all runs.
+        """Do all runs.
 
         Args:
             specs: in the order in which they are to begin.
@@ -120,7 +120,7 @@ class Engine(ABC):
 
 
 def execute(spec: RunSpec, work: Work) -> RunRecord | Lost:
-    """Does a run in this process and writes its record; one that has a record is not done again.
+    """Do a run in this process and write its record; one that has a record is not done again.
 
     An error of the run is a record with the outcome ``failed``; one of its surroundings leaves no record.
 

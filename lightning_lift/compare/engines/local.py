@@ -48,7 +48,7 @@ class LocalEngine(Engine):
         self._started = 0
 
     def begin(self, spec: RunSpec, work: Work) -> None:
-        """Hands the run to a worker without one; starts a worker where there is none."""
+        """Hand the run to a worker without one; start a worker where there is none."""
         self._workers = [worker for worker in self._workers if worker.spec or worker.process.is_alive()]
         idle = next((worker for worker in self._workers if worker.spec is None), None)
         if idle is None:
@@ -58,7 +58,7 @@ class LocalEngine(Engine):
         idle.begin(spec, work)
 
     def ended(self) -> Sequence[tuple[RunSpec, RunRecord | Lost]]:
-        """Waits for the workers' next messages, or their ends, for half a second."""
+        """Wait for the workers' next messages, or their ends, for half a second."""
         handles: dict[Any, _Worker] = {}
         for worker in self._workers:
             if worker.spec is not None:
@@ -74,7 +74,7 @@ class LocalEngine(Engine):
         return found
 
     def close(self) -> None:
-        """Ends the workers at once; records are whole or absent, so nothing is lost but the runs in progress."""
+        """End the workers at once; records are whole or absent, so nothing is lost but the runs in progress."""
         for worker in self._workers:
             worker.kill()
         self._workers.clear()

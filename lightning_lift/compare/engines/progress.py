@@ -14,7 +14,7 @@ from lightning_lift.compare.records import RunRecord, RunSpec
 
 
 class RunProgress:
-    """Listens to an engine and shows runs done, outcomes, and the time left.
+    """Listen to an engine and show runs done, outcomes, and the time left.
 
     The time left counts optimizer steps, weighted by the arms' measured seconds per step, so that an arm that is ten
     times as slow does not mislead it.
@@ -54,7 +54,7 @@ class RunProgress:
         self._bar.stop()
 
     def stage(self, name: str, specs: Sequence[RunSpec], seconds_per_step: Mapping[str, float]) -> None:
-        """Begins a new bar.
+        """Begin a new bar.
 
         Args:
             name: of the stage.
@@ -79,7 +79,7 @@ class RunProgress:
             self.say(f"{self._runs_text()}  {spec.label}{self._left()}")
 
     def say(self, text: str) -> None:
-        """Prints a line above the bar."""
+        """Print a line above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def seconds_left(self) -> float | None:

@@ -54,12 +54,12 @@ class RayEngine(Engine):
         self._remote = ray.remote(num_cpus=1, max_retries=0)(_execute)
 
     def begin(self, spec: RunSpec, work: Work) -> None:
-        """Hands the run to Ray."""
+        """Hand the run to Ray."""
         work = work.elsewhere()
         self._running[self._remote.remote(spec, work)] = (spec, work)
 
     def ended(self) -> Sequence[tuple[RunSpec, RunRecord | Lost]]:
-        """Waits for the end of a run; its record is written here where Ray's workers have another file system."""
+        """Wait for the end of a run; its record is written here where Ray's workers have another file system."""
         found = []
         for reference in self._ray.wait(list(self._running), num_returns=1)[0]:
             spec, work = self._running.pop(reference)
@@ -74,7 +74,7 @@ class RayEngine(Engine):
         return found
 
     def close(self) -> None:
-        """Ends this engine's Ray session, and with it all runs in progress."""
+        """End this engine's Ray session, and with it all runs in progress."""
         if self._mine:
             self._ray.shutdown()
 

@@ -14,7 +14,7 @@ SCRIPT = "slurm_array.sh"
 
 
 def write_plan(directory: Path, specs: Sequence[RunSpec]) -> list[Path]:
-    """Writes the runs, and a script that does each of them in one element of a Slurm array.
+    """Write the runs, and a script that does each of them in one element of a Slurm array.
 
     Any other scheduler can do the same: element i runs ``lightning-lift compare --output DIRECTORY --only i``.
 

@@ -16,7 +16,7 @@ _WHO = ("arm", "purpose", "learning_rate", "seed", "key")
 
 
 def write_report(directory: Path, settings: Mapping[str, Any], records: Sequence[RunRecord]) -> list[Path]:
-    """Writes every file of the report, each whole or not at all.
+    """Write every file of the report, each whole or not at all.
 
     ``report.html`` stands alone; ``report.md`` shows the files in ``figures`` (PNG for reading, SVG for printing);
     ``runs.csv`` and ``runs.parquet`` have one row a run, ``curves.parquet`` one an evaluation.

@@ -92,7 +92,7 @@ class Fairness:
 
 
 def fairness(comparison: Comparison) -> Fairness:
-    """Compares the hashes of starts and first batches of the arms within each seed.
+    """Compare the hashes of starts and first batches of the arms within each seed.
 
     An arm whose network has other settings (wider, say) cannot have the common start, which is a note and no fault.
 

@@ -301,7 +301,7 @@ def _violin(axes: Axes, place: int, values: Array, color: str, logarithmic: bool
 
 
 def _cut_start(axes: Axes, bands: Sequence[dict[str, Array]]) -> str:
-    """Leaves a steep start out of sight, so that the arms can be told apart at the end; says so."""
+    """Leave a steep start out of sight, so that the arms can be told apart at the end, and say so."""
     whole = np.concatenate([np.concatenate([band["low"], band["high"]]) for band in bands])
     late = [band["x"] >= 0.25 * band["x"][-1] for band in bands]
     later = np.concatenate(

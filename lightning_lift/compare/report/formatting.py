@@ -65,7 +65,7 @@ def rate_text(rate: float | None) -> str:
 
 
 def capital(text: str) -> str:
-    """With its first letter large, the others as they are.
+    """A text with its first letter large, the others as they are.
 
     Args:
         text: of a sentence or a cell.
@@ -91,7 +91,7 @@ def plain_name(metric: str) -> str:
 
 
 def unit_of(metric: str) -> str:
-    """With a space before it: nats for log-likelihoods and divergences, nothing else.
+    """The unit of a metric with a space before it: nats for log-likelihoods and divergences, nothing else.
 
     Args:
         metric: its name.
@@ -100,7 +100,7 @@ def unit_of(metric: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 seed``, ``30 seeds``.
+    """A number of things: ``1 seed``, ``30 seeds``.
 
     Args:
         count: how many.
@@ -119,7 +119,7 @@ def slug(name: str) -> str:
 
 
 def ranges(seeds: Sequence[int]) -> str:
-    """``0-4, 7`` of 0, 1, 2, 3, 4, 7.
+    """Whole numbers in short: ``0-4, 7`` for 0, 1, 2, 3, 4, 7.
 
     Args:
         seeds: ascending.

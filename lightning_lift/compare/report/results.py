@@ -78,7 +78,7 @@ class ArmRuns:
 
     @property
     def step_seconds(self) -> tuple[float, str]:
-        """Of the timing run, else the median of the finished runs, and where the number is from; NaN without either."""
+        """The seconds per step: of the timing run, else the finished runs' median; and where the number is from."""
         if self.seconds_per_step is not None:
             return self.seconds_per_step, "alone, in a run for that"
         found = [record.timings.get("seconds_per_step", math.nan) for record in self.finished.values()]
@@ -123,7 +123,7 @@ class Comparison:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], records: Sequence[RunRecord]) -> "Comparison":
-        """Sorts records into arms.
+        """Sort records into arms.
 
         Args:
             settings: ``arms`` (labels, or mappings with a ``label``) gives the order.
@@ -138,7 +138,7 @@ class Comparison:
 
     @property
     def seeds(self) -> list[int]:
-        """Of the final runs of all arms."""
+        """The seeds of the final runs of all arms."""
         return sorted({seed for arm in self.arms for seed in arm.finals})
 
     @property
@@ -283,7 +283,7 @@ def curve_band(arm: ArmRuns, name: str, axis: Axis) -> dict[str, Array]:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Of every metric but accuracies and the like."""
+    """Whether less is better: of every metric but accuracies and the like."""
     return not any(word in metric for word in HIGHER_IS_BETTER)
 
 

@@ -83,7 +83,7 @@ class Content:
 
 
 def make_content(settings: Mapping[str, Any], records: Sequence[RunRecord]) -> Content:
-    """Reads everything off the records and draws the figures.
+    """Read everything off the records and draw the figures.
 
     Args:
         settings: of the comparison. Read are ``name``, ``arms`` (for their order), ``seeds`` (for what is missing),
