@@ -20,6 +20,7 @@ from lightning_lift.modules.checkpoint_files import write_whole_files
 from lightning_lift.modules.checkpoints import StoredModule
 from lightning_lift.modules.divergence import DivergenceError, has_diverged, largest_weight
 from lightning_lift.modules.factories import factory
+from lightning_lift.modules.loops import settle_loops
 from lightning_lift.modules.schedules import renew_schedule
 
 _LAG = 50  # batches between two looks at the losses where a look waits for a device or for other processes
@@ -221,6 +222,8 @@ class FittedModule(StoredModule):
         """Stamps version and format; refuses to write diverged weights while training goes on."""
         super().on_save_checkpoint(checkpoint)
         trainer = self._trainer
+        if trainer is not None:
+            settle_loops(checkpoint, trainer)
         if self._judged and trainer is not None and trainer.state.fn == "fit" and trainer.state.status == "running":
             self._judge_metrics()
             if not math.isfinite(largest_weight(self)):
