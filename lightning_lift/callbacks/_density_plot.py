@@ -34,7 +34,7 @@ class DensityPicture:
 
 
 def draw_density(picture: DensityPicture) -> Figure:
-    """Draws curves for one dimension, contours for two.
+    """Draw curves for one dimension, contours for two.
 
     Args:
         picture: at least one of ``truth`` and ``rows``.

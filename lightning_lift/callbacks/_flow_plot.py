@@ -61,7 +61,7 @@ class MarginalPicture:
 
 
 def draw_flow(picture: FlowPicture) -> Figure:
-    """Draws held-out rows on the truth, samples on the model's density, and the grid of the map, on common axes.
+    """Draw held-out rows on the truth, samples on the model's density, and the grid of the map, on common axes.
 
     Args:
         picture: as described.
@@ -109,7 +109,7 @@ def _draw_grid(axes: Axes, grid: Array) -> None:
 
 
 def draw_marginals(picture: MarginalPicture) -> Figure:
-    """Draws every pair of columns: samples below the diagonal, held-out rows above it, both along it.
+    """Draw every pair of columns: samples below the diagonal, held-out rows above it, both along it.
 
     Args:
         picture: at least one column.

@@ -1,4 +1,4 @@
-"""Measures the cross-covariance of latent and gradient during training."""
+"""Measure the cross-covariance of latent and gradient during training."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ COLUMNS = ("step", "reading", "status", *Reading.__dataclass_fields__)
 
 
 class CrossCovariance(ProbingCallback):
-    """Reads Sigma = cov(latent, g) over probe batches at the present weights, for every parameterization alike.
+    """Read Sigma = cov(latent, g) over probe batches at the present weights, for every parameterization alike.
 
     Two readings, kept apart: ``latent_gradient`` (g = d loss / d latent) and ``slack`` (g = d loss / d slack; "no
     slack" where there is none, never 0). Scalars ``cross_covariance/<reading>/<number>``; all numbers are also rows of
@@ -46,7 +46,7 @@ class CrossCovariance(ProbingCallback):
         self.num_permutations = num_permutations
 
     def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
-        """Probes the model and writes both readings."""
+        """Probe the model and write both readings."""
         batches = trainer.datamodule.probe_batches(self.num_batches, self.seed + step)  # type: ignore[attr-defined]
         try:
             result = probe_cross_covariance(pl_module, batches, self.num_permutations, self.seed)  # type: ignore[arg-type]

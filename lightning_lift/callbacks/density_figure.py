@@ -20,7 +20,7 @@ _POINTS = {1: 1001, 2: 161}  # along each dimension
 
 
 class DensityFigure(ScheduledFigure):
-    """Draws the model's density: curves for one column, contours for two, in original units.
+    """Draw the model's density: curves for one column, contours for two, in original units.
 
     It is drawn against the true density where the data module knows it, else against a histogram of held-out rows (of
     validation in validation, of test in test), on the data module's window, under the weights that are evaluated (also

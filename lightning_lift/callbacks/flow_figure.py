@@ -26,7 +26,7 @@ _MAX_COLUMNS = 4
 
 
 class FlowFigure(ScheduledFigure):
-    """Draws what a density model has learned, in original units, on rows that it was not trained on.
+    """Draw what a density model has learned, in original units, on rows that it was not trained on.
 
     Two columns: the true density (where the data module knows it) under held-out rows, the model's density under its
     samples, and the map: the pre-images of a square grid of the base, whose cells are the model's quantiles, so that

@@ -37,7 +37,7 @@ class LatentPicture:
 
 
 class LatentImages(ScheduledFigure):
-    """Decodes draws of a density of image codes, beside held-out images and their reconstructions.
+    """Decode draws of a density of image codes, beside held-out images and their reconstructions.
 
     The reconstructions are the best that the decoder can do: what the draws fall short of them is the density's doing.
 
@@ -99,7 +99,7 @@ class LatentImages(ScheduledFigure):
 
 
 def draw_latents(picture: LatentPicture) -> Figure:
-    """Draws held-out images over their reconstructions on the left, decoded draws on the right.
+    """Draw held-out images over their reconstructions on the left, decoded draws on the right.
 
     Args:
         picture: what to draw.

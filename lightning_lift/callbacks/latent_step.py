@@ -1,4 +1,4 @@
-"""Measures how far one optimizer step moves the latent."""
+"""Measure how far one optimizer step moves the latent."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _TAGS = {"rms": "step", "max": "step_max", "rms_per_rate": "step_per_rate", "max
 
 
 class LatentStep(PeriodicCallback):
-    """Logs the change of the latent in one optimizer step, on that step's own batch before and after.
+    """Log the change of the latent in one optimizer step, on that step's own batch before and after.
 
     Scalars: ``latent/step`` (root mean square over the d numbers), ``latent/step_max``, and both in units of the
     learning rate, ``latent/step_per_rate`` and ``latent/step_max_per_rate``: near 1 for a direct latent under Adam, and
@@ -42,7 +42,7 @@ class LatentStep(PeriodicCallback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Keeps the latent before a step that will be measured; again in each batch that only accumulates."""
+        """Keep the latent before a step that will be measured; again in each batch that only accumulates."""
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         self._before = None
         # A task of several optimizers counts several steps a batch, and its next batch may pass the multiple too.
@@ -55,12 +55,12 @@ class LatentStep(PeriodicCallback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Looks when a multiple of ``every_n_steps`` was reached or passed."""
+        """Look when a multiple of ``every_n_steps`` was reached or passed."""
         self._stride = max(self._stride, trainer.global_step - self._started_at)
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
-        """Logs the step that was just made."""
+        """Log the step that was just made."""
         if self._before is None:
             return
         after = latent_of(pl_module, batch)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Rescales the network at the start of training, without changing its function."""
+"""Rescale the network at the start of training, without changing its function."""
 
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from lightning_lift.rescaling.whole_module import ModuleRescaling, rescale_modul
 
 
 class PathConditioning(ReportingCallback):
-    """Rescales the hidden units of a ReLU network before its first training step, and again every so many epochs.
+    """Rescale the hidden units of a ReLU network before its first training step, and again every so many epochs.
 
     The function that the module's ``forward`` computes stays as it is; gradient descent takes another path (Lebeurrier,
     Vayer & Gribonval, "Path-conditioned training", 2026). A ConvexModule's network is rescaled under its present
@@ -77,12 +77,12 @@ class PathConditioning(ReportingCallback):
         return {"last_epoch": self._last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores it: the checkpoint's weights are rescaled already."""
+        """Restore it: the checkpoint's weights are rescaled already."""
         self._last_epoch = int(state_dict["last_epoch"])
         self._resumed = self._last_epoch >= 0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuses what would be wrong in silence.
+        """Refuse what would be wrong in silence.
 
         Raises:
             ValueError: sharded parameters, or averaged weights that later rescalings would mix.
@@ -102,13 +102,13 @@ class PathConditioning(ReportingCallback):
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Rescales at the first batch, unless the run was resumed with rescaled weights."""
+        """Rescale at the first batch, unless the run was resumed with rescaled weights."""
         self._due = not self._resumed
         if self._due:
             self._last_epoch = -1
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Rescales at the first batch of every ``every_n_epochs``-th epoch."""
+        """Rescale at the first batch of every ``every_n_epochs``-th epoch."""
         epoch = trainer.current_epoch
         if self.every_n_epochs is not None and epoch > self._last_epoch >= 0 and epoch % self.every_n_epochs == 0:
             self._due = True
@@ -116,7 +116,7 @@ class PathConditioning(ReportingCallback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Rescales if it is due: the first hook that has a batch at hand, after the restoring of a checkpoint."""
+        """Rescale if it is due: the first hook that has a batch at hand, after the restoring of a checkpoint."""
         if not self._due:
             return
         if trainer.global_step and _averages(trainer):

@@ -13,7 +13,7 @@ from lightning_lift.metrics.two_sample import energy_distance, maximum_mean_disc
 
 
 class SampleDistance(ReportingCallback):
-    """Compares samples of the model with test rows: unlike a likelihood, it needs no log-partition.
+    """Compare samples of the model with test rows: unlike a likelihood, it needs no log-partition.
 
     Logged in test, in training units: ``test/energy_distance`` and ``test/mmd`` (squared, Gaussian kernel of the
     median distance between rows), both unbiased and so slightly negative at times for a perfect model, with
@@ -37,7 +37,7 @@ class SampleDistance(ReportingCallback):
         self.num_samples = num_samples
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draws, compares and logs."""
+        """Draw, compare and log."""
         data = getattr(trainer, "datamodule", None)
         if data is None or not callable(getattr(pl_module, "sample_scaled", None)):
             name = type(pl_module).__name__

@@ -19,7 +19,7 @@ from lightning_lift.parameterizations.base import Parameterization
 
 
 class ShoulderOccupancy(PeriodicCallback):
-    """Logs the fraction of weights on the shoulder {psi' <= slope}, overall and per tensor.
+    """Log the fraction of weights on the shoulder {psi' <= slope}, overall and per tensor.
 
     Scalars: ``shoulder/occupancy``, ``shoulder/occupancy/<tensor>``, and from one look to the next
     ``shoulder/entry_rate`` (entries over those that were off it) and ``shoulder/exit_rate`` (exits over those on it).
@@ -45,7 +45,7 @@ class ShoulderOccupancy(PeriodicCallback):
         self._previous: Tensor | None = None
 
     def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
-        """Logs occupancy and what has moved since the last look."""
+        """Log occupancy and what has moved since the last look."""
         latent = latent_now(pl_module, batch)
         if not trainer.is_global_zero:
             return
@@ -68,7 +68,7 @@ class ShoulderOccupancy(PeriodicCallback):
         log_scalars(trainer, values, step)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts counting; a training from step 0 has no look before it."""
+        """Start counting; a training from step 0 has no look before it."""
         super().on_train_start(trainer, pl_module)
         if trainer.global_step == 0:
             self._previous = None
@@ -78,7 +78,7 @@ class ShoulderOccupancy(PeriodicCallback):
         return {"mask": self._previous}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` gave."""
+        """Restore what ``state_dict`` gave."""
         self._previous = state_dict["mask"]
 
     def _moved(self, mask: Tensor) -> Transitions | None:

@@ -1,4 +1,4 @@
-"""Follows each weight's visits to the shoulder through training."""
+"""Follow each weight's visits to the shoulder through training."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from lightning_lift.parameterizations.base import Parameterization
 
 
 class ShoulderVisits(PeriodicCallback):
-    """Counts how weights come onto the shoulder {psi' <= slope} and leave it, and for how long they stay.
+    """Count how weights come onto the shoulder {psi' <= slope} and leave it, and for how long they stay.
 
     A look takes the latent conditioned on the batch at hand, so that a lift's visits hold the batch's own influence.
     Lengths are right-censored at the last look and estimated by Kaplan-Meier; the visits of weights that start on the
@@ -100,13 +100,13 @@ class ShoulderVisits(PeriodicCallback):
                 )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts counting; a training from step 0 has no looks before it."""
+        """Start counting; a training from step 0 has no looks before it."""
         super().on_train_start(trainer, pl_module)
         if trainer.global_step == 0:
             self._forget()
 
     def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
-        """Takes in one look, and reports when it is time."""
+        """Take in one look, and report when it is time."""
         latent = latent_now(pl_module, batch)
         if not trainer.is_global_zero:
             return
@@ -124,7 +124,7 @@ class ShoulderVisits(PeriodicCallback):
             self._report(trainer, parameterization)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Reports what was seen after the last report."""
+        """Report what was seen after the last report."""
         if self._active and trainer.is_global_zero and self._steps and self._steps[-1] > self._reported:
             parameterization = pl_module.parameterization
             assert isinstance(parameterization, Parameterization)
@@ -175,7 +175,7 @@ class ShoulderVisits(PeriodicCallback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` gave."""
+        """Restore what ``state_dict`` gave."""
         self.counter = VisitCounter()
         self.counter.load_state_dict(state_dict["counter"])
         self._steps, self._occupancy = list(state_dict["steps"]), list(state_dict["occupancy"])

@@ -1,4 +1,4 @@
-"""Measures the cross-covariance of latent and gradient over the last training steps."""
+"""Measure the cross-covariance of latent and gradient over the last training steps."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from lightning_lift.diagnostics.trailing_window import TrailingWindow
 
 
 class TrailingCrossCovariance(PeriodicCallback):
-    """Reads Sigma = cov(latent, g) over the last ``window`` training steps, without probe batches.
+    """Read Sigma = cov(latent, g) over the last ``window`` training steps, without probe batches.
 
     The rows are the latents and gradients of training itself, so the moving iterate biases them; how, and what is done
     about it, is said at ``lightning_lift.diagnostics.trailing_window``. Scalars
@@ -56,7 +56,7 @@ class TrailingCrossCovariance(PeriodicCallback):
         self.table = ContinuedTable(COLUMNS)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts counting; a training from step 0 has no rows before it."""
+        """Start counting; a training from step 0 has no rows before it."""
         super().on_train_start(trainer, pl_module)
         if trainer.global_step == 0:
             self.rows.clear()
@@ -64,7 +64,7 @@ class TrailingCrossCovariance(PeriodicCallback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Records the row of a step that belongs to the window."""
+        """Record the row of a step that belongs to the window."""
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         step = trainer.global_step
         if not self._active or step % self.every_n_steps < self.every_n_steps - self.window:
@@ -77,7 +77,7 @@ class TrailingCrossCovariance(PeriodicCallback):
             self.warn_once(f"no row at step {step}: {error}", key="failed")
 
     def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
-        """Reads the window and forgets it."""
+        """Read the window and forget it."""
         try:
             result = self.rows.read(self.detrend, self.num_permutations, self.seed)
         except (ValueError, ArithmeticError) as error:
@@ -98,5 +98,5 @@ class TrailingCrossCovariance(PeriodicCallback):
         return self.rows.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` gave."""
+        """Restore what ``state_dict`` gave."""
         self.rows.load_state_dict(state_dict)

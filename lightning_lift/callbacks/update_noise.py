@@ -1,4 +1,4 @@
-"""Splits the noise of the gradient into its parts during training."""
+"""Split the noise of the gradient into its parts during training."""
 
 import lightning as L
 from torch import Tensor
@@ -11,7 +11,7 @@ _COLUMNS = ("step", *NoiseReading.__dataclass_fields__)
 
 
 class UpdateNoise(ProbingCallback):
-    """Reads e^T Cov(g) e as objective noise + coupling + jitter + remainder, along directions e in latent space.
+    """Read e^T Cov(g) e as objective noise + coupling + jitter + remainder, along directions e in latent space.
 
     Directions: of the mean gradient (``gradient``), of the most gradient noise (``noise``), of the most movement of the
     latent (``latent``, where it moves) and a ``random`` one; with ``with_trace`` also the sum over all directions,
@@ -41,7 +41,7 @@ class UpdateNoise(ProbingCallback):
         self.with_trace = with_trace
 
     def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
-        """Probes the model and writes the parts."""
+        """Probe the model and write the parts."""
         batches = trainer.datamodule.probe_batches(self.num_batches, self.seed + step)  # type: ignore[attr-defined]
         try:
             readings = update_noise(pl_module, batches, with_trace=self.with_trace, seed=self.seed)  # type: ignore[arg-type]

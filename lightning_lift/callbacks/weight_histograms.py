@@ -9,7 +9,7 @@ from lightning_lift.parameterizations.base import Parameterization
 
 
 class WeightHistograms(PeriodicCallback):
-    """Logs ``weights/<tensor>`` and, behind a readout, ``latent/<tensor>`` as TensorBoard histograms.
+    """Log ``weights/<tensor>`` and, behind a readout, ``latent/<tensor>`` as TensorBoard histograms.
 
     Args:
         every_n_steps: optimizer steps from one look to the next; the first is before training.
@@ -25,7 +25,7 @@ class WeightHistograms(PeriodicCallback):
         super().__init__(every_n_steps)
 
     def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
-        """Writes the histograms of the present weights."""
+        """Write the histograms of the present weights."""
         latent = latent_now(pl_module, batch)
         loggers = tensorboard_loggers(trainer)
         if not loggers or not trainer.is_global_zero:

@@ -92,7 +92,7 @@ def architecture_reading(
     num_permutations: int = 200,
     seed: int = 0,
 ) -> ArchitectureReading:
-    """Reads one architecture at its present weights.
+    """Read one architecture at its present weights.
 
     Costs the probe's two passes over the batches and, where the latent moves, one Hessian-vector product on all of them
     together for each batch.
@@ -116,7 +116,7 @@ def architecture_reading(
 def followed_movement(
     module: Probed, batches: Iterable[Tensor], rows: ProbeRows, num_permutations: int = 200, seed: int = 0
 ) -> FollowedMovement | None:
-    """Compares the cross-covariance with Cov(latent) H; None for a latent that does not move.
+    """Compare the cross-covariance with Cov(latent) H; None for a latent that does not move.
 
     Args:
         module: see ``probe.collect``.

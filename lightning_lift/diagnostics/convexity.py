@@ -106,7 +106,7 @@ def least_eigenvalues(potential: Curved, x: Tensor) -> Tensor:
 def search_least_eigenvalue(
     potential: Curved, starts: Tensor, num_rounds: int = 30, num_offspring: int = 8, seed: int = 0
 ) -> LeastCurvature:
-    """Searches the inputs for the least Hessian eigenvalue, from several starts, without gradients.
+    """Search the inputs for the least Hessian eigenvalue, from several starts, without gradients.
 
     A (1 + lambda) evolution from each start: the best of the parent and its offspring goes on, and the step, first as
     wide as the starts themselves, shrinks where no child was better and grows where one was.

@@ -109,7 +109,7 @@ def read_cross_covariance(
     times: Tensor | None = None,
     block: int = 1,
 ) -> Reading:
-    """Reads the cross-covariance from rows collected at a fixed iterate, or over a window of training.
+    """Read the cross-covariance from rows collected at a fixed iterate, or over a window of training.
 
     Everything goes through B x B Gram matrices in float64 on the CPU, never through a d x d matrix.
 

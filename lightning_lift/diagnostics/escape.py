@@ -157,7 +157,7 @@ def simulate_first_passage(
     time_steps: Sequence[float] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[FirstPassage]:
-    """Simulates all paths of all noise levels in one batch, float64, from a generator of its own.
+    """Simulate all paths of all noise levels in one batch, float64, from a generator of its own.
 
     Each step is the weak second-order scheme for additive noise (Kloeden & Platen, Numerical Solution of Stochastic
     Differential Equations, 1992, section 15.1): the drift is averaged over the step's ends. Between two points of a

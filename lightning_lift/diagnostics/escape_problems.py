@@ -176,7 +176,7 @@ class ShoulderNoise:
     eta: float = 1.0
 
     def __post_init__(self) -> None:
-        """Checks the numbers.
+        """Check the numbers.
 
         Raises:
             ValueError: a variance or a rate that is not positive.

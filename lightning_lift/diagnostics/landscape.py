@@ -120,7 +120,7 @@ def principal_plane(trajectory: Tensor, filter_sizes: Sequence[int] | None = Non
 
 
 def filter_normalized(direction: Tensor, reference: Tensor, filter_sizes: Sequence[int]) -> Tensor:
-    """Rescales each filter of a direction to the norm that the filter has at a reference point.
+    """Rescale each filter of a direction to the norm that the filter has at a reference point.
 
     Li et al., Visualizing the loss landscape of neural nets, NeurIPS 2018, section 4: d_i <- d_i / |d_i| |w_i|. It
     takes out the scale that two adjacent layers can exchange without changing the function. A filter that is zero in

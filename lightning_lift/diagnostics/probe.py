@@ -1,4 +1,4 @@
-"""Collects latent and gradient rows over probe batches at a fixed iterate, and leaves the module as it was."""
+"""Collect latent and gradient rows over probe batches at a fixed iterate, and leave the module as it was."""
 
 import copy
 from collections.abc import Iterable, Iterator
@@ -43,7 +43,7 @@ class ProbeRows:
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Runs a diagnostic and puts back what it may have touched.
+    """Run a diagnostic and put back what it may have touched.
 
     Restores the training flag of each submodule, every buffer, every extra state (``get_extra_state``: a quadrature's
     window follows the potential that it sees), and the state of torch's global random generators
@@ -135,7 +135,7 @@ def probe_row(module: Probed, batch: Tensor) -> tuple[Tensor, Tensor, Tensor | N
 def probe_cross_covariance(
     module: Probed, batches: Iterable[Tensor], num_permutations: int = 200, seed: int = 0
 ) -> CrossCovarianceResult:
-    """Collects the rows and reads both cross-covariances.
+    """Collect the rows and read both cross-covariances.
 
     Args:
         module: see ``collect``.
@@ -150,7 +150,7 @@ def probe_cross_covariance(
 
 
 def read_probe(rows: ProbeRows, num_permutations: int = 200, seed: int = 0) -> CrossCovarianceResult:
-    """Reads both cross-covariances from the rows of a probe.
+    """Read both cross-covariances from the rows of a probe.
 
     The objective part is the same for both readings: the slack moves the latent one to one.
 

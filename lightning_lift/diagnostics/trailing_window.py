@@ -46,7 +46,7 @@ class TrailingWindow:
         return len(self.steps)
 
     def record(self, module: Probed, batch: Tensor, step: int) -> None:
-        """Adds the row of a training step, before it is made; one forward and backward pass.
+        """Add the row of a training step, before it is made; one forward and backward pass.
 
         The global random state is put back, so that the step then draws the same numbers: the row is the step's own.
 
@@ -63,7 +63,7 @@ class TrailingWindow:
             self.slack_gradients.append(slack_gradient)
 
     def clear(self) -> None:
-        """Forgets all rows."""
+        """Forget all rows."""
         for rows in (self.steps, self.latents, self.gradients, self.slack_gradients):
             rows.clear()
 
@@ -91,7 +91,7 @@ class TrailingWindow:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` gave."""
+        """Restore what ``state_dict`` gave."""
         self.steps = list(state["steps"])
         for name in ("latents", "gradients", "slack_gradients"):
             setattr(self, name, [row.cpu() for row in state[name]])
@@ -107,7 +107,7 @@ def read_window(
     seed: int = 0,
     block: int | None = None,
 ) -> CrossCovarianceResult:
-    """Reads both cross-covariances from the rows of T training steps.
+    """Read both cross-covariances from the rows of T training steps.
 
     There is no objective part: it needs all gradients at one latent and one iterate, which only the probe has.
 

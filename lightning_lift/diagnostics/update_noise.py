@@ -83,7 +83,7 @@ def update_noise(
     with_trace: bool = False,
     seed: int = 0,
 ) -> list[NoiseReading]:
-    """Probes a module at its present weights and splits the noise of its gradient.
+    """Probe a module at its present weights and split the noise of its gradient.
 
     Costs the probe's two passes over the batches, one Hessian-vector product on all rows for each direction, and with
     the trace one for each batch.
@@ -145,7 +145,7 @@ def noise_directions(rows: ProbeRows, seed: int = 0) -> dict[str, Tensor]:
 
 
 def split_noise(total: Tensor, objective: Tensor, jitter: Tensor, names: tuple[str, ...]) -> list[NoiseReading]:
-    """Splits the variance of each column.
+    """Split the variance of each column.
 
     Args:
         total: e^T g_b, shape (B, K), one column a direction.
@@ -162,7 +162,7 @@ def split_noise(total: Tensor, objective: Tensor, jitter: Tensor, names: tuple[s
 
 
 def split_noise_trace(total: Tensor, objective: Tensor, jitter: Tensor) -> NoiseReading:
-    """Splits the trace of the gradient's covariance: the sum over all d coordinates.
+    """Split the trace of the gradient's covariance: the sum over all d coordinates.
 
     Args:
         total: g_b, shape (B, d).

@@ -52,7 +52,7 @@ class VisitSummary:
 
 
 class VisitCounter:
-    """Follows a mask of d weights from look to look: visits, their lengths, entries and exits.
+    """Follow a mask of d weights from look to look: visits, their lengths, entries and exits.
 
     A visit starts at the first look inside and ends at the first look outside; its length is the difference of their
     steps, so it is known to within the steps between two looks, and an excursion between two looks is not seen.
@@ -77,7 +77,7 @@ class VisitCounter:
         return self._num_looks
 
     def update(self, mask: Tensor, step: int) -> None:
-        """Takes in one look.
+        """Take in one look.
 
         Args:
             mask: which weights are inside, shape (d,).
@@ -167,7 +167,7 @@ class VisitCounter:
         return numbers | tensors | {"ended": dict(self._ended)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` gave."""
+        """Restore what ``state_dict`` gave."""
         for name in _NUMBERS:
             setattr(self, f"_{name}", state[name])
         for name in ("since", "start", "left", "inside"):

@@ -22,7 +22,7 @@ class Landscaped(Protocol):
 
 
 class GivenWeights(Parameterization):
-    """Stands in for a module's parameterization: the weights are what it is told, of any sign.
+    """Stand in for a module's parameterization: the weights are what it is told, of any sign.
 
     Args:
         names: the constrained tensors.

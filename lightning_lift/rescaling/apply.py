@@ -39,7 +39,7 @@ def rescale_factors(graph: UnitGraph, log_scales: Tensor) -> dict[str, Tensor]:
 
 
 def apply_factors_(model: nn.Module, factors: Mapping[str, Tensor]) -> None:
-    """Multiplies parameters in place; dtype, device, sign and identity of each stay as they are.
+    """Multiply parameters in place; dtype, device, sign and identity of each stay as they are.
 
     Args:
         model: the network.
@@ -58,7 +58,7 @@ def apply_factors_(model: nn.Module, factors: Mapping[str, Tensor]) -> None:
 def transport_optimizer_state_(
     model: nn.Module, optimizer: torch.optim.Optimizer, factors: Mapping[str, Tensor]
 ) -> tuple[str, ...]:
-    """Rescales what an optimizer remembers, so that it holds the same history in the new parameters.
+    """Rescale what an optimizer remembers, so that it holds the same history in the new parameters.
 
     A parameter multiplied by f has its gradient divided by f: first moments (momentum) are divided by f, second
     moments by f^2.

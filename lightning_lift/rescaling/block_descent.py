@@ -92,7 +92,7 @@ class DescentState:
         return into, out_of
 
     def refresh(self) -> None:
-        """Recomputes the total of all values from u, so that rounding does not pile up."""
+        """Recompute the total of all values from u, so that rounding does not pile up."""
         self._scale[:-1] = torch.exp(self._exponent * self.log_scales)
         self.total = self._rest
         for table in self._tables:
@@ -115,7 +115,7 @@ class DescentState:
         return into / mine, out_of * mine
 
     def move(self, block: Block, change: Tensor) -> None:
-        """Adds ``change`` to u of a block's units; the caller sets ``total``."""
+        """Add ``change`` to u of a block's units; the caller sets ``total``."""
         self.log_scales[block.units] += change
         self._scale[block.units] = torch.exp(self._exponent * self.log_scales[block.units])
 
@@ -152,7 +152,7 @@ def descend(
     tolerance: float,
     max_sweeps: int,
 ) -> DescentResult:
-    """Sweeps over the blocks until a sweep moves less than the tolerance.
+    """Sweep over the blocks until a sweep moves less than the tolerance.
 
     Args:
         state: where u stands.

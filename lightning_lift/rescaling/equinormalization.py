@@ -24,7 +24,7 @@ def equinormalization(
     max_sweeps: int = 10,
     update: Update = "layer",
 ) -> DescentResult:
-    """Minimises the sum of squared weights over the scales, in float64, from u = 0.
+    """Minimise the sum of squared weights over the scales, in float64, from u = 0.
 
     Args:
         graph: the units.

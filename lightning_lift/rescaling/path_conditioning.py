@@ -40,7 +40,7 @@ def path_conditioning(
     max_sweeps: int = 10,
     update: Update = "layer",
 ) -> DescentResult:
-    """Minimises the objective by closed-form coordinate descent, in float64, from u = 0.
+    """Minimise the objective by closed-form coordinate descent, in float64, from u = 0.
 
     Args:
         graph: the units.

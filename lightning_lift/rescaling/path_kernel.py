@@ -19,17 +19,17 @@ A parameter used at several places is differentiated as if each use were apart, 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_lift.rescaling.class_walk import contiguous
-from lightning_lift.rescaling.operators import Operation, ParameterName, describe
+from lightning_lift.rescaling.operators import Operation, describe, reduced_dims
 from lightning_lift.rescaling.pooling import squared_pool
-from lightning_lift.rescaling.tracing import Trace
+from lightning_lift.rescaling.scale_propagation import contiguous
+from lightning_lift.rescaling.tracing import Trace, is_piece, operator_name
 
 
 def path_kernel_diagonal(trace: Trace) -> dict[str, Tensor]:
@@ -61,7 +61,7 @@ def path_kernel_diagonal(trace: Trace) -> dict[str, Tensor]:
 
 
 class _SquaredWalk:
-    """Runs the network on squared parameters."""
+    """The network on squared parameters."""
 
     def __init__(self, trace: Trace) -> None:
         self.squared: dict[str, Tensor] = {}
@@ -79,12 +79,12 @@ class _SquaredWalk:
         if node.op == "output":
             self._end(node)
             return None
-        if node.op == "placeholder":
-            return _ones(value)
-        if node.op == "get_attr":
-            if str(node.target) in self._trace.parameters:
-                return self._parameter(str(node.target))
-            return _square(value)
+        if node.op in {"placeholder", "get_attr"}:
+            if "parameter" in node.meta:
+                return self._parameter(node.meta["parameter"])
+            return _ones(value) if node.meta["data"] else _square(value)
+        if is_piece(node):
+            return self._env[node.args[0]][node.args[1]]  # type: ignore[index]
         if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
             return value
         operation = describe(node, self._trace)
@@ -94,7 +94,8 @@ class _SquaredWalk:
         if handled is None:
             self._end(node)
             return _ones(value)
-        return handled
+        several = isinstance(value, tuple | list) and isinstance(handled, Tensor)
+        return (handled, *_ones(list(value[1:]))) if several else handled
 
     def _parameter(self, name: str) -> Tensor:
         if name not in self.squared:
@@ -105,8 +106,6 @@ class _SquaredWalk:
     def _get(self, operand: Any) -> Any:
         if isinstance(operand, fx.Node):
             return self._env[operand]
-        if isinstance(operand, ParameterName):
-            return self._parameter(operand.name)
         return _square(operand) if isinstance(operand, Tensor | int | float) else operand
 
     def _end(self, node: fx.Node) -> None:
@@ -121,27 +120,17 @@ class _SquaredWalk:
 
     def _on_linear(self, node: fx.Node, operation: Operation) -> Any:
         x, weight, bias = (self._get(o) for o in operation.operands)
-        if operation.options.get("transposed"):
-            return x @ weight
-        return F.linear(x, weight, bias)
-
-    def _on_addmm(self, node: fx.Node, operation: Operation) -> Any:
-        bias, x, weight = (self._get(o) for o in operation.operands)
-        return bias + x @ weight
+        return x @ weight if bias is None else x @ weight + bias
 
     def _on_conv(self, node: fx.Node, operation: Operation) -> Any:
-        assert operation.run is not None
-        return operation.run(*(self._get(o) for o in operation.operands))
-
-    def _on_conv_transpose(self, node: fx.Node, operation: Operation) -> Any:
-        return self._on_conv(node, operation)
+        return node.target(*(self._get(o) for o in operation.operands), **operation.options)  # type: ignore[operator]
 
     def _on_norm(self, node: fx.Node, operation: Operation) -> Any:
         x, weight, bias = (self._get(o) for o in operation.operands)
-        mean, variance = (self._statistic(operation.options[k]) for k in ("mean", "variance"))
+        mean, variance = (self._statistic(operation.options.get(f"running_{k}")) for k in ("mean", "var"))
         shape = (1, -1, *(1,) * (x.ndim - 2))
         if variance is not None and mean is not None:
-            scale = (variance + operation.options["epsilon"]).reciprocal().reshape(shape)
+            scale = (variance + operation.options["eps"]).reciprocal().reshape(shape)
             x = (x + mean.square().reshape(shape)) * scale
         if weight is not None:
             x = x * weight.reshape(shape)
@@ -160,28 +149,25 @@ class _SquaredWalk:
         return self._get(operation.operands[0])
 
     def _on_pool(self, node: fx.Node, operation: Operation) -> Any:
-        return squared_pool(self._get(operation.operands[0]), operation, node.meta["value"].shape)
+        return squared_pool(self._get(operation.operands[0]), node, operation)
 
     def _on_nearest(self, node: fx.Node, operation: Operation) -> Any:
-        assert operation.run is not None
-        return operation.run(self._get(operation.operands[0]))
+        return self._on_conv(node, operation)
 
     def _on_pad(self, node: fx.Node, operation: Operation) -> Any:
-        return F.pad(self._get(operation.operands[0]), tuple(operation.options["pad"]))
+        return self._on_conv(node, operation)
 
     def _on_shape(self, node: fx.Node, operation: Operation) -> Any:
-        assert operation.run is not None
-        indexing = operation.name in {"getitem", "index_select"}
-        first = node.all_input_nodes[0]
+        first, indexing = node.all_input_nodes[0], operator_name(node) in {"index", "index_select"}
         args, kwargs = fx.node.map_arg(
             (node.args, node.kwargs),
             lambda n: n.meta["value"] if indexing and n is not first else tree_map(contiguous, self._env[n]),
         )
-        return operation.run(*args, **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _on_add(self, node: fx.Node, operation: Operation) -> Any:
         left, right = (self._get(o) for o in operation.operands)
-        return left + operation.options["alpha"] ** 2 * right
+        return left + operation.options.get("alpha", 1) ** 2 * right
 
     def _on_extremum(self, node: fx.Node, operation: Operation) -> Any:
         left, right = (self._get(o) for o in operation.operands)
@@ -189,19 +175,16 @@ class _SquaredWalk:
 
     def _on_scale(self, node: fx.Node, operation: Operation) -> Any:
         left, right = (self._get(o) for o in operation.operands)
-        if operation.options["divide"]:
+        if operator_name(node) == "div":
             denominator = operation.operands[1]
             return None if isinstance(denominator, fx.Node) and denominator.meta["data"] else left / right
         return left * right
 
     def _on_reduce(self, node: fx.Node, operation: Operation) -> Any:
         x = self._get(operation.operands[0])
-        dims = operation.options["dims"]
-        count = 1
-        for dim in dims:
-            count *= x.shape[dim]
-        total = x.sum(dims, keepdim=operation.options["keepdim"])
-        return total / count**2 if operation.options["mean"] else total
+        dims = reduced_dims(operation, x.ndim)
+        total = x.sum(dims, keepdim=bool(operation.options.get("keepdim")))
+        return total / math.prod(x.shape[d] for d in dims) ** 2 if operator_name(node) == "mean" else total
 
 
 def _ones(value: Any) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from lightning_lift.rescaling.operators import Operation
+from lightning_lift.rescaling.operators import Operation, result_shape
+from lightning_lift.rescaling.tracing import operator_name
 
 
-def squared_pool(x: Tensor, operation: Operation, out_shape: torch.Size) -> Tensor:
+def squared_pool(x: Tensor, node: fx.Node, operation: Operation) -> Tensor:
     """The flow of squared path weights through a pooling layer.
 
     An average over n entries is n edges of the constant weight 1/n, so each carries 1/n^2. The maximum is a path
@@ -18,43 +19,38 @@ def squared_pool(x: Tensor, operation: Operation, out_shape: torch.Size) -> Tens
 
     Args:
         x: nonnegative flow, shape (N, C, *in).
-        operation: of kind ``pool``.
-        out_shape: shape (N, C, *out) of the result.
+        node: the pooling operator.
+        operation: its description.
 
     Returns:
-        Shape ``out_shape``.
+        Shape (N, C, *out).
     """
-    options = operation.options
+    options, name, out_shape = operation.options, operator_name(node), result_shape(node)
     sizes_in = x.shape[2:]
     ones = torch.ones_like(x[:1, :1])
-    for axis in range(options["rank"]):
+    for axis in range(len(sizes_in)):
         dim = axis + 2
         size_in, size_out = x.shape[dim], out_shape[dim]
-        if options["adaptive"]:
+        if "adaptive" in name:
             window = _adaptive_window(size_in, size_out)
         else:
             numbers = (_axis(options, key, axis) for key in ("kernel_size", "stride", "padding", "dilation"))
             window = _window(size_in, size_out, *numbers)
         x = torch.tensordot(x, window, dims=([dim], [1])).movedim(-1, dim)
         ones = torch.tensordot(ones, window, dims=([dim], [1])).movedim(-1, dim)
-    if options["reduction"] == "max":
+    if "max" in name:
         return x
-    assert operation.run is not None
     # The divisor depends on padding and on the layer's options: read it off the layer itself.
-    divisor = ones / operation.run(torch.ones(1, 1, *sizes_in, dtype=x.dtype))
+    divisor = ones / node.target(torch.ones(1, 1, *sizes_in, dtype=x.dtype), **options)  # type: ignore[operator]
     flow: Tensor = x / divisor.square()
     return flow
 
 
 def _axis(options: dict[str, Any], key: str, axis: int) -> int:
-    value = options[key]
-    if key == "stride" and (value is None or value == []):
+    value = options.get(key, 1)
+    if key == "stride" and not value:
         value = options["kernel_size"]
-    return int(value[axis] if isinstance(value, tuple | list) and len(value) > 1 else _first(value))
-
-
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, tuple | list) else value
+    return int(value[axis % len(value)] if isinstance(value, tuple | list) else value)
 
 
 def _window(size_in: int, size_out: int, kernel: int, stride: int, padding: int, dilation: int) -> Tensor:

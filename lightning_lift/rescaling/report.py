@@ -29,7 +29,7 @@ class DiagonalCondition:
 
     @classmethod
     def of(cls, diagonal: Mapping[str, Tensor]) -> DiagonalCondition:
-        """Measures a diagonal.
+        """Measure a diagonal.
 
         Args:
             diagonal: by parameter name.
@@ -134,7 +134,7 @@ class RescalingReport:
 
 
 def units_by_layer(graph: UnitGraph, inactive: Tensor) -> tuple[dict[str, int], list[LeftAlone]]:
-    """Counts what was rescaled and what was not.
+    """Count what was rescaled and what was not.
 
     Args:
         graph: the units.

@@ -33,10 +33,10 @@ def rescale_(
     update: Update = "layer",
     verify: bool = True,
 ) -> RescalingReport:
-    """Rescales the hidden units of a network in place, without changing its function.
+    """Rescale the hidden units of a network in place, without changing its function.
 
     Args:
-        model: a feed-forward network that ``torch.fx`` can trace. Its parameters change in place; dtype, device and
+        model: a feed-forward network. Its parameters change in place; dtype, device and
             nonnegative entries stay.
         method: ``pathcond`` (path-conditioned, Lebeurrier et al., 2026) or ``enorm`` (Stock et al., 2019).
         example_input: input(s) of its forward, batch first: one row is enough for the scales, all are used to verify.

@@ -38,7 +38,7 @@ class Table:
         return self.values.ndim == 2
 
     def by_unit(self, values: Tensor, num_units: int) -> tuple[Tensor, Tensor]:
-        """Adds a number for each cell up over the units fed and the units read.
+        """Add a number for each cell up over the units fed and the units read.
 
         Args:
             values: of the shape of ``values``.
@@ -62,7 +62,7 @@ class Table:
 
 
 def make_table(use: ParameterUse, values: Tensor) -> Table:
-    """Groups the entries of one parameter; those without a unit, or from a unit to itself, are dropped.
+    """Group the entries of one parameter; those without a unit, or from a unit to itself, are dropped.
 
     Args:
         use: the units of its entries.
@@ -120,7 +120,7 @@ class Side:
     other: Tensor
 
     def add_to(self, sums: Tensor, scale: Tensor) -> None:
-        """Adds the sums over the other side, weighted by its scale, to ``sums`` (one place a unit of the block)."""
+        """Add the sums over the other side, weighted by its scale, to ``sums`` (one place a unit of the block)."""
         weight = scale[self.other]
         sums.index_add_(0, self.owner, self.values @ weight if self.values.ndim == 2 else self.values * weight)
 

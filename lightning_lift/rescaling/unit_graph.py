@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lightning_lift.rescaling.class_walk import ClassWalk, RawUse
-from lightning_lift.rescaling.ties import FIXED, Ties
+from lightning_lift.rescaling.scale_propagation import RawUse, ScalePropagation
 from lightning_lift.rescaling.tracing import ExampleInput, Trace, trace_model
+from lightning_lift.rescaling.union_find import FIXED, UnionFind
 
 NO_UNIT = -1
 
@@ -84,10 +84,10 @@ class UnitGraph:
 
 
 def build_unit_graph(model: nn.Module, example_input: ExampleInput, approximate: bool = False) -> UnitGraph:
-    """Finds the units of a network.
+    """Find the units of a network.
 
     Args:
-        model: any network that ``torch.fx`` can trace; it is not changed.
+        model: any network whose operations do not depend on the values of the data; it is not changed.
         example_input: input(s) of its forward, batch first.
         approximate: let scales through smooth activations that are homogeneous only far from zero (GELU, SiLU,
             Softplus, ...). The function then changes.
@@ -96,8 +96,8 @@ def build_unit_graph(model: nn.Module, example_input: ExampleInput, approximate:
         UntraceableModelError: the network cannot be traced.
     """
     traces = trace_model(model, example_input)
-    ties = Ties()
-    walks = [ClassWalk(trace, ties, approximate) for trace in traces]
+    ties = UnionFind()
+    walks = [ScalePropagation(trace, ties, approximate) for trace in traces]
     for walk in walks:
         walk.run()
     uses = _merge(walks, ties)
@@ -116,7 +116,7 @@ def build_unit_graph(model: nn.Module, example_input: ExampleInput, approximate:
     return UnitGraph(len(roots), final, _blocks(ties, number), _left_alone(ties), traces[0], smooth)
 
 
-def _merge(walks: list[ClassWalk], ties: Ties) -> dict[str, RawUse]:
+def _merge(walks: list[ScalePropagation], ties: UnionFind) -> dict[str, RawUse]:
     """One use a parameter: those of the two modes tied together; shared and frozen parameters fixed."""
     merged: dict[str, RawUse] = {}
     for walk in walks:
@@ -146,7 +146,7 @@ def _merge(walks: list[ClassWalk], ties: Ties) -> dict[str, RawUse]:
     return merged
 
 
-def _scalable(uses: dict[str, RawUse], representative: Tensor, ties: Ties) -> Tensor:
+def _scalable(uses: dict[str, RawUse], representative: Tensor, ties: UnionFind) -> Tensor:
     """Representatives of the free classes with incoming and with outgoing entries."""
     present = torch.zeros(2, len(representative), dtype=torch.bool)
     for use in uses.values():
@@ -166,7 +166,7 @@ def _numbers(classes: Tensor, number: Tensor) -> Tensor:
     return numbers
 
 
-def _blocks(ties: Ties, number: Tensor) -> list[UnitBlock]:
+def _blocks(ties: UnionFind, number: Tensor) -> list[UnitBlock]:
     labels: dict[int, list[str]] = {}
     first: dict[int, int] = {}
     for position, origin in enumerate(ties.origins):
@@ -184,7 +184,7 @@ def _blocks(ties: Ties, number: Tensor) -> list[UnitBlock]:
     ]
 
 
-def _left_alone(ties: Ties) -> list[LeftAlone]:
+def _left_alone(ties: UnionFind) -> list[LeftAlone]:
     reasons = ties.reasons()
     counts: Counter[tuple[str, str]] = Counter()
     for origin in ties.origins:

@@ -43,7 +43,7 @@ def rescale_module_(
     tolerance: float = 1e-2,
     max_sweeps: int = 10,
 ) -> ModuleRescaling:
-    """Rescales a module in place; like ``rescale_``, and also for a module with a ``parameterization``.
+    """Rescale a module in place; like ``rescale_``, and also for a module with a ``parameterization``.
 
     Where ``module.parameterization`` keeps the nonnegative weights of ``module.network``, the scales are computed on a
     plain copy of the network with the present weights. Its free parameters are multiplied, and the constrained ones are
@@ -58,7 +58,8 @@ def rescale_module_(
         max_sweeps: largest number of sweeps.
 
     Raises:
-        ValueError: as ``rescale_``; or the weights depend on the batch (a lift), so that no one network has them.
+        ValueError: an unknown method, an example that does not fit, weights that are not finite, or weights that depend
+            on the batch (a lift), so that no one network has them.
         RuntimeError: the function changed by more than rounding; the module is as before.
     """
     settings = {"approximate": approximate, "tolerance": tolerance, "max_sweeps": max_sweeps}
@@ -140,7 +141,7 @@ def _write_back(
 def transport_states_(
     module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], rescaling: ModuleRescaling
 ) -> str:
-    """Rescales what the optimizers remember, and says what was done.
+    """Rescale what the optimizers remember, and say what was done.
 
     Args:
         module: the module that was rescaled.

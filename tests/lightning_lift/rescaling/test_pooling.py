@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
 from lightning_lift.rescaling.operators import describe
 from lightning_lift.rescaling.pooling import squared_pool
-from lightning_lift.rescaling.tracing import trace_model
+from lightning_lift.rescaling.tracing import is_piece, trace_model
 
 AVERAGES = [
     nn.AvgPool2d(2),
@@ -29,9 +29,8 @@ WINDOWS = [
 
 def pooled(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     trace = trace_model(nn.Sequential(layer), x)[0]
-    node = next(n for n in trace.nodes if n.op == "call_module")
-    assert isinstance(node, fx.Node)
-    return squared_pool(x, describe(node, trace), layer(x).shape)
+    node = next(n for n in trace.nodes if n.op == "call_function" and not is_piece(n))
+    return squared_pool(x, node, describe(node, trace))
 
 
 @pytest.mark.parametrize("layer", AVERAGES, ids=str)

@@ -1,9 +1,11 @@
-"""One pass over a traced network that gives every entry of every value its class (see ``unit_graph``)."""
+"""Scale propagation: one pass over a traced network gives each entry of each value its class (see ``unit_graph``)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_lift.rescaling.operators import Operation, ParameterName, describe
-from lightning_lift.rescaling.ties import ANY, FIXED, Ties
-from lightning_lift.rescaling.tracing import Trace
+from lightning_lift.rescaling.operators import Operation, describe, label, reduced_dims, result_shape
+from lightning_lift.rescaling.tracing import Trace, is_piece, operator_name
+from lightning_lift.rescaling.union_find import ANY, FIXED, UnionFind
 
 OUTPUT = "network output"
 
@@ -25,12 +27,17 @@ class ParameterView:
     Attributes:
         name: the parameter.
         shape: of the view.
-        entries: flat index into the parameter of each entry of the view; None for the parameter itself.
+        moves: what rearranges a tensor of the parameter's shape to the view's.
     """
 
     name: str
     shape: torch.Size
-    entries: Tensor | None = None
+    moves: tuple[Callable[[Tensor], Tensor], ...] = ()
+
+    def transposed(self) -> ParameterView:
+        """The view (n, m) of a view (m, n)."""
+        moves = self.moves[:-1] if self.moves and self.moves[-1] is _transpose else (*self.moves, _transpose)
+        return ParameterView(self.name, torch.Size(reversed(self.shape)), moves)
 
 
 @dataclass(frozen=True)
@@ -54,8 +61,8 @@ class RawUse:
     outgoing: Tensor
 
 
-class ClassWalk:
-    """Walks one trace.
+class ScalePropagation:
+    """One pass over one trace.
 
     Args:
         trace: the operations.
@@ -63,7 +70,7 @@ class ClassWalk:
         approximate: let smooth activations hand classes on.
     """
 
-    def __init__(self, trace: Trace, ties: Ties, approximate: bool) -> None:
+    def __init__(self, trace: Trace, ties: UnionFind, approximate: bool) -> None:
         self.trace = trace
         self.uses: list[tuple[str, RawUse]] = []
         self.blocked: dict[str, str] = {}
@@ -73,69 +80,62 @@ class ClassWalk:
         self._env: dict[fx.Node, Any] = {}
 
     def run(self) -> None:
-        """Visits every operation once."""
+        """Visit every operation once."""
         for node in self.trace.nodes:
             self._env[node] = self._visit(node)
 
     def _visit(self, node: fx.Node) -> Any:
         value = node.meta["value"]
         if node.op == "output":
-            for leaf in self._classes_of(node):
-                self._ties.fix(leaf, OUTPUT)
+            for classes in self._classes_of(node):
+                self._ties.fix(classes, OUTPUT)
             for name in self._views_of(node):
                 self.blocked[name] = f"parameter {name!r} is returned by the network"
             return None
-        if node.op == "placeholder":
-            return _fixed(value)
-        if node.op == "get_attr":
-            if str(node.target) in self.trace.parameters:
-                return ParameterView(str(node.target), value.shape)
-            return Constant(value)
+        if node.op in {"placeholder", "get_attr"}:
+            if "parameter" in node.meta:
+                return ParameterView(node.meta["parameter"], value.shape)
+            return _fixed(value) if node.meta["data"] else Constant(value)
+        if is_piece(node):
+            return self._get(node.args[0])[node.args[1]]
         if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
             return value
         operation = describe(node, self.trace)
         if not node.meta["data"]:
             return self._constant(node, operation)
         handled = getattr(self, f"_on_{operation.kind}")(node, operation)
-        return self._opaque(node, operation.note) if handled is None else handled
+        if handled is None:
+            return self._opaque(node, operation.note)
+        several = isinstance(value, tuple | list) and isinstance(handled, Tensor)
+        return (handled, *_fixed(list(value[1:]))) if several else handled
 
     # Values.
 
     def _get(self, operand: Any) -> Any:
-        if isinstance(operand, fx.Node):
-            return self._env[operand]
-        if isinstance(operand, ParameterName):
-            return ParameterView(operand.name, self.trace.parameters[operand.name].shape)
-        return operand
+        return self._env[operand] if isinstance(operand, fx.Node) else operand
 
     def _classes_of(self, node: fx.Node) -> list[Tensor]:
         found = [leaf for n in node.all_input_nodes for leaf in tree_leaves(self._env[n])]
         return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
     def _views_of(self, node: fx.Node) -> list[str]:
-        values = [self._env[n] for n in node.all_input_nodes]
-        names = [v.name for v in values if isinstance(v, ParameterView)]
-        return names + [s for v in values if isinstance(v, Constant) for s in v.sources]
+        return [name for n in node.all_input_nodes for name in _names(self._env[n])]
 
     def _constant(self, node: fx.Node, operation: Operation) -> ParameterView | Constant | Any:
         """An operation on constants: views and multiples of one parameter still carry its scale."""
-        source = node.args[0] if node.args else None
-        view = self._env[source] if isinstance(source, fx.Node) else None
-        if isinstance(view, ParameterView) and len(node.all_input_nodes) == 1:
+        value = node.meta["value"]
+        view = self._get(node.args[0]) if node.args else None
+        if isinstance(view, ParameterView) and len(node.all_input_nodes) == 1 and isinstance(value, Tensor):
             by_number = len(node.args) == 2 and isinstance(node.args[1], int | float)
             if operation.kind == "homogeneous" or (operation.kind == "scale" and by_number):
-                return ParameterView(view.name, view.shape, view.entries)
-            elif operation.kind == "shape" and operation.run is not None:
-                entries = view.entries
-                if entries is None:
-                    entries = torch.arange(math.prod(view.shape)).reshape(view.shape)
-                moved = operation.run(entries, *node.args[1:], **node.kwargs)
-                if isinstance(moved, Tensor):
-                    return ParameterView(view.name, moved.shape, moved)
-        for name in self._views_of(node):
-            self.blocked[name] = f"parameter {name!r} enters operation {node.name!r} before it is used"
-        value = node.meta["value"]
+                return view
+            if operation.kind == "shape":
+                if operator_name(node) == "t" and value.ndim == 2:
+                    return view.transposed()
+                return ParameterView(view.name, value.shape, (*view.moves, partial(_moved, node)))
         sources = frozenset(self._views_of(node))
+        for name in sources:
+            self.blocked[name] = f"parameter {name!r} enters operation {node.name!r} before it is used"
         return tree_map(lambda v: Constant(v, sources) if isinstance(v, Tensor) else v, value)
 
     def _opaque(self, node: fx.Node, note: str = "") -> Any:
@@ -143,32 +143,30 @@ class ClassWalk:
         for classes in self._classes_of(node):
             self._ties.fix(classes, reason)
         names = self._views_of(node)
-        if node.op == "call_module":
-            module = self.trace.modules[str(node.target)]
-            names += [self.trace.parameter_names[id(p)] for p in module.parameters()]
         for name in names:
             self.blocked[name] = f"parameter {name!r} enters operation {node.name!r}, {reason}"
         value = node.meta["value"]
         made = next((leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.ndim > 1), None)
         if names and made is not None:  # a layer with weights: say why it has no units
-            label = str(node.target) if node.op == "call_module" else node.name
-            self._ties.fix(self._ties.fresh(made.shape[1], label), reason)
+            self._ties.fix(self._ties.fresh(made.shape[1], label(node, self.trace)), reason)
         return _fixed(value)
 
     def _record(self, view: Any, incoming: Tensor | None, outgoing: Tensor | None = None) -> None:
-        """Notes what a parameter's entries feed and read; both broadcast to the view's shape."""
+        """Note what a parameter's entries feed and read; both broadcast to the view's shape."""
         if not isinstance(view, ParameterView):
             return
         blank = torch.full((1,) * len(view.shape), ANY)
         use = RawUse(blank if incoming is None else incoming, blank if outgoing is None else outgoing)
-        if view.entries is not None:
+        if view.moves:
             use = RawUse(self._scatter(view, use.incoming), self._scatter(view, use.outgoing))
         self.uses.append((view.name, use))
 
     def _scatter(self, view: ParameterView, classes: Tensor) -> Tensor:
-        assert view.entries is not None
         shape = self.trace.parameters[view.name].shape
-        entries, spread = view.entries.reshape(-1), classes.expand(view.shape).reshape(-1)
+        entries = torch.arange(math.prod(shape)).reshape(shape)
+        for move in view.moves:
+            entries = move(entries)
+        entries, spread = entries.reshape(-1), classes.expand(view.shape).reshape(-1)
         flat = torch.full((math.prod(shape),), ANY)
         flat[entries] = spread
         self._ties.tie(flat[entries], spread, view.name)  # an entry that the view repeats
@@ -181,59 +179,39 @@ class ClassWalk:
 
     def _on_linear(self, node: fx.Node, operation: Operation) -> Tensor | None:
         x, weight, bias = (self._get(o) for o in operation.operands)
-        if operation.options.get("transposed") and isinstance(weight, ParameterView) and len(weight.shape) == 2:
-            weight = _transpose(weight)
-        if not isinstance(x, Tensor) or not isinstance(weight, ParameterView) or len(weight.shape) > 2:
-            return None
-        if bias is not None and not isinstance(bias, ParameterView):
+        if not isinstance(x, Tensor) or not isinstance(weight, ParameterView):
             return None
         read = self._ties.column(x, (x.ndim - 1,), node.name)
-        made = self._ties.fresh(weight.shape[0] if len(weight.shape) == 2 else 1, operation.name)
         if len(weight.shape) == 1:
+            made = self._ties.fresh(1, operation.name)
             self._record(weight, made, read)
-            return made.expand(node.meta["value"].shape)
-        self._record(weight, made.unsqueeze(1), read.unsqueeze(0))
-        self._record(bias, made)
-        return made.expand(node.meta["value"].shape)
-
-    def _on_addmm(self, node: fx.Node, operation: Operation) -> Tensor | None:
-        bias, x, weight = operation.operands
-        product = self._on_linear(node, Operation("linear", operation.name, (x, weight, None), None, {"transposed": 1}))
-        return None if product is None else self._add(product, self._get(bias), node)
+        else:
+            weight = weight.transposed()
+            made = self._ties.fresh(weight.shape[0], operation.name)
+            self._record(weight, made.unsqueeze(1), read.unsqueeze(0))
+        product = made.expand(result_shape(node))
+        return product if bias is None else self._add(product, bias, node)
 
     def _on_conv(self, node: fx.Node, operation: Operation) -> Tensor | None:
         x, weight, bias = (self._get(o) for o in operation.operands)
         if not isinstance(x, Tensor) or not isinstance(weight, ParameterView):
             return None
-        if bias is not None and not isinstance(bias, ParameterView):
-            return None
         read = self._ties.column(x, (1,), node.name)
-        outputs, per_group = weight.shape[:2]
-        made = self._ties.fresh(outputs, operation.name)
-        group = torch.arange(outputs) // (outputs // operation.options["groups"])
-        if operation.options["groups"] == 1:
-            group = group[:1]
+        groups, (rows, per_group) = operation.options["groups"], weight.shape[:2]
+        # The weight has a row an output channel; of a transposed convolution, a row an input channel.
+        group = torch.arange(rows) // (rows // groups) if groups > 1 else torch.zeros(1, dtype=torch.int64)
         channel = group.unsqueeze(1) * per_group + torch.arange(per_group)
         tail = (1,) * (len(weight.shape) - 2)
-        self._record(weight, made.reshape(-1, 1, *tail), read[channel].reshape(*channel.shape, *tail))
-        self._record(bias, made)
-        return _along_channels(made, node)
-
-    def _on_conv_transpose(self, node: fx.Node, operation: Operation) -> Tensor | None:
-        x, weight, bias = (self._get(o) for o in operation.operands)
-        if not isinstance(x, Tensor) or not isinstance(weight, ParameterView):
+        if operation.options["transposed"]:
+            made = self._ties.fresh(per_group * groups, operation.name)
+            self._record(weight, made[channel].reshape(*channel.shape, *tail), read.reshape(-1, 1, *tail))
+        else:
+            made = self._ties.fresh(rows, operation.name)
+            self._record(weight, made.reshape(-1, 1, *tail), read[channel].reshape(*channel.shape, *tail))
+        if isinstance(bias, ParameterView):
+            self._record(bias, made)
+        elif bias is not None:
             return None
-        if bias is not None and not isinstance(bias, ParameterView):
-            return None
-        groups = operation.options["groups"]
-        read = self._ties.column(x, (1,), node.name)
-        inputs, per_group = weight.shape[:2]
-        made = self._ties.fresh(per_group * groups, operation.name)
-        group = torch.arange(inputs) // (inputs // groups)
-        channel = group.unsqueeze(1) * per_group + torch.arange(per_group)
-        tail = (1,) * (len(weight.shape) - 2)
-        self._record(weight, made[channel].reshape(*channel.shape, *tail), read.reshape(-1, 1, *tail))
-        self._record(bias, made)
         return _along_channels(made, node)
 
     def _on_norm(self, node: fx.Node, operation: Operation) -> Any:
@@ -270,28 +248,29 @@ class ClassWalk:
 
     def _on_pad(self, node: fx.Node, operation: Operation) -> Any:
         x = self._get(operation.operands[0])
-        return F.pad(x, tuple(operation.options["pad"]), value=ANY) if isinstance(x, Tensor) else None
+        if not isinstance(x, Tensor):
+            return None
+        if operator_name(node) == "constant_pad_nd":
+            return F.pad(x, tuple(operation.options["pad"]), value=ANY)
+        return node.target(x.double(), **operation.options).long()  # type: ignore[operator]
 
     def _on_shape(self, node: fx.Node, operation: Operation) -> Any:
-        assert operation.run is not None
-        first = [True]
+        first, indexing = node.all_input_nodes[0], operator_name(node) in {"index", "index_select"}
 
         def classes(n: fx.Node) -> Any:
             value = self._env[n]
-            if isinstance(value, ParameterView | Constant):
-                for name in [value.name] if isinstance(value, ParameterView) else value.sources:
-                    self.blocked[name] = f"parameter {name!r} enters operation {node.name!r} before it is used"
-                if not first[0] and operation.name in {"getitem", "index_select"}:
-                    return n.meta["value"]  # indices
-                real = self.trace.parameters[value.name] if isinstance(value, ParameterView) else value.value
-                return (
-                    torch.where(real.detach().cpu() == 0, ANY, FIXED) if isinstance(value, Constant) else _fixed(real)
-                )
-            first[0] = False
-            return tree_map(contiguous, value)
+            if not isinstance(value, ParameterView | Constant):
+                return tree_map(contiguous, value)
+            for name in _names(value):
+                self.blocked[name] = f"parameter {name!r} enters operation {node.name!r} before it is used"
+            if indexing and n is not first:
+                return n.meta["value"]
+            if isinstance(value, Constant):
+                return torch.where(value.value.detach().cpu() == 0, ANY, FIXED)
+            return _fixed(self.trace.parameters[value.name])
 
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), classes)
-        return operation.run(*args, **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _on_add(self, node: fx.Node, operation: Operation) -> Tensor | None:
         left, right = (self._get(o) for o in operation.operands)
@@ -300,7 +279,7 @@ class ClassWalk:
         return self._add(left, right, node) if isinstance(left, Tensor) else None
 
     def _add(self, x: Tensor, other: Any, node: fx.Node) -> Tensor:
-        shape = node.meta["value"].shape
+        shape = result_shape(node)
         if isinstance(other, ParameterView):
             spread = x.expand(shape)
             padded = (1,) * (len(shape) - len(other.shape)) + tuple(other.shape)
@@ -325,12 +304,13 @@ class ClassWalk:
 
     def _on_scale(self, node: fx.Node, operation: Operation) -> Tensor | None:
         left, right = (self._get(o) for o in operation.operands)
-        shape = node.meta["value"].shape
-        if operation.options["divide"] and not isinstance(left, Tensor):
+        shape = result_shape(node)
+        divides = operator_name(node) == "div"
+        if divides and not isinstance(left, Tensor):
             return None
         if isinstance(left, Tensor) and isinstance(right, Tensor):
             # A gate whose own scale is fixed multiplies without changing classes.
-            if not operation.options["divide"] and bool((left == FIXED).all()):
+            if not divides and bool((left == FIXED).all()):
                 left, right = right, left
             return left.expand(shape) if bool((right == FIXED).all()) else None
         for factor in (left, right):
@@ -342,9 +322,9 @@ class ClassWalk:
         x = self._get(operation.operands[0])
         if not isinstance(x, Tensor):
             return None
-        dims = operation.options["dims"]
-        kept = tuple(d for d in range(x.ndim) if d not in dims)
-        return self._ties.column(x, kept, node.name).reshape(node.meta["value"].shape)
+        gone = reduced_dims(operation, x.ndim)
+        kept = tuple(d for d in range(x.ndim) if d not in gone)
+        return self._ties.column(x, kept, node.name).reshape(result_shape(node))
 
 
 def _fixed(value: Any) -> Any:
@@ -358,13 +338,22 @@ def contiguous(value: Any) -> Any:
     return value.contiguous() if isinstance(value, Tensor) else value
 
 
-def _transpose(view: ParameterView) -> ParameterView:
-    entries = view.entries
-    if entries is None:
-        entries = torch.arange(math.prod(view.shape)).reshape(view.shape)
-    return ParameterView(view.name, torch.Size(reversed(view.shape)), entries.T)
+def _moved(node: fx.Node, entries: Tensor) -> Tensor:
+    moved: Tensor = node.target(entries.contiguous(), *node.args[1:], **node.kwargs)  # type: ignore[operator]
+    return moved
+
+
+def _transpose(entries: Tensor) -> Tensor:
+    return entries.T
+
+
+def _names(value: Any) -> list[str]:
+    """Parameters that a value is, or was computed from."""
+    if isinstance(value, ParameterView):
+        return [value.name]
+    return sorted(value.sources) if isinstance(value, Constant) else []
 
 
 def _along_channels(classes: Tensor, node: fx.Node) -> Tensor:
-    shape = node.meta["value"].shape
+    shape = result_shape(node)
     return classes.reshape(1, -1, *(1,) * (len(shape) - 2)).expand(shape)

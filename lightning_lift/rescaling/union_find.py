@@ -26,7 +26,7 @@ class Origin:
     stop: int
 
 
-class Ties:
+class UnionFind:
     """Classes of channels that scale together.
 
     A class is an integer; ``FIXED`` is the class whose scale is 1. ``ANY`` (zeros) is never tied to anything.
@@ -63,7 +63,7 @@ class Ties:
         return root
 
     def tie(self, left: Tensor, right: Tensor, where: str) -> None:
-        """Makes classes equal, entry by entry.
+        """Make classes equal, entry by entry.
 
         Args:
             left: classes of any shape.
@@ -87,7 +87,7 @@ class Ties:
             self._parent[root_high] = root_low
 
     def fix(self, classes: Tensor, reason: str) -> None:
-        """Makes classes, and all that are tied to them now or later, keep their scale.
+        """Make classes, and all that are tied to them now or later, keep their scale.
 
         Args:
             classes: of any shape.
@@ -97,7 +97,7 @@ class Ties:
             self._reasons.setdefault(index, reason)
 
     def column(self, classes: Tensor, dims: tuple[int, ...], where: str) -> Tensor:
-        """Ties classes along all dimensions but some.
+        """Tie classes along all dimensions but some.
 
         Args:
             classes: of any shape.
