@@ -38,7 +38,7 @@ _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # Lightning's own na
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads the configuration of a fit, with every default filled in.
+    """Read the configuration of a fit, with every default filled in.
 
     Args:
         path: what ``lightning-lift fit --config`` would take; the file may have a ``compare`` mapping with defaults of
@@ -133,7 +133,7 @@ def instantiated(config: Mapping[str, Any]) -> Namespace:
 def instantiate(
     parser: LightningArgumentParser, parsed: Namespace, settings: Mapping[str, Any], instantiate_groups: bool = True
 ) -> Namespace:
-    """Makes what parsed settings describe; the modules' hyperparameters are their settings.
+    """Make what parsed settings describe; the modules' hyperparameters are their settings.
 
     A constructor's error is raised as it is, where jsonargparse would tell every alternative of the argument's type.
 
@@ -165,7 +165,7 @@ def instantiate(
 
 
 def _instantiator(construct: Callable[..., Any], key: str, settings: Any) -> Callable[..., Any]:
-    """Makes a module whose hyperparameters are its settings, as the command line does: fit loads what it saves."""
+    """Make a module whose hyperparameters are its settings, as the command line does: fit loads what it saves."""
 
     def instantiate(cls: type, *args: Any, applied_instantiation_links: dict[str, Any], **kwargs: Any) -> Any:
         given = {

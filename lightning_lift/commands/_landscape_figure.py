@@ -45,7 +45,7 @@ class Panel:
 
 
 def draw_landscape(panels: list[Panel]) -> Figure:
-    """Draws the slices side by side.
+    """Draw the slices side by side.
 
     Args:
         panels: one or two.

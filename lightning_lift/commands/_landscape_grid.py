@@ -1,15 +1,14 @@
-"""Fills the grid of a slice: in parallel, resumable, bit for bit the same however it was interrupted."""
+"""Fill the grid of a slice: in parallel, resumable, bit for bit the same however it was interrupted."""
 
 import hashlib
 import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -78,7 +77,7 @@ class Slice:
 
 
 def fill(job: SliceJob, path: Path, jobs: int, progress: Callable[[int], None]) -> Slice:
-    """Evaluates what is missing of a slice.
+    """Evaluate what is missing of a slice.
 
     Every two seconds, and at the end, what is there is written to ``path``; a later call goes on from it.
 
@@ -92,24 +91,23 @@ def fill(job: SliceJob, path: Path, jobs: int, progress: Callable[[int], None]) 
         ValueError: the file holds another slice.
     """
     coordinates = grid_coordinates(job.axes)
-    loss, lowest, done = _read(path, job.fingerprint, len(coordinates))
-    progress(int(done.sum()))
-    missing = np.flatnonzero(~done)
+    grid = _read(path, job.fingerprint, len(coordinates))
+    missing = np.flatnonzero(~grid["done"])
+    progress(len(coordinates) - len(missing))
     chunks = [missing[start : start + _CHUNK] for start in range(0, len(missing), _CHUNK)]
     saved = time.monotonic()
     try:
-        for chunk, values in _evaluated(job, chunks, coordinates, jobs):
-            loss[chunk], lowest[chunk] = values
-            done[chunk] = True
+        for chunk, (loss, lowest) in _evaluated(job, chunks, coordinates, jobs):
+            grid["loss"][chunk], grid["lowest"][chunk], grid["done"][chunk] = loss, lowest, True
             progress(len(chunk))
             if time.monotonic() - saved > _SAVE_SECONDS:
-                _save(path, job.fingerprint, loss, lowest, done)
+                _save(path, job.fingerprint, grid)
                 saved = time.monotonic()
     finally:
-        if len(missing):
-            _save(path, job.fingerprint, loss, lowest, done)
+        if chunks:
+            _save(path, job.fingerprint, grid)
     shape = (len(job.axes[0]), len(job.axes[1]))
-    return Slice(loss.reshape(shape), lowest.reshape(shape))
+    return Slice(grid["loss"].reshape(shape), grid["lowest"].reshape(shape))
 
 
 Chunk = NDArray[np.int64]
@@ -117,81 +115,63 @@ Values = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def _evaluated(job: SliceJob, chunks: list[Chunk], coordinates: Tensor, jobs: int) -> Iterator[tuple[Chunk, Values]]:
+    parts = [coordinates[torch.from_numpy(chunk)].numpy() for chunk in chunks]
     jobs = min(jobs, len(chunks))
-    if jobs <= 1:
-        space = job.open() if chunks else None
-        for chunk in chunks:
-            assert space is not None
-            with _one_thread():
-                values = _values(space, job.plane, coordinates[torch.from_numpy(chunk)])
+    if jobs > 1:
+        # Not forked: a process with torch's threads in it may hang in a fork.
+        started = (job, named_modules(job.checkpoint))
+        with ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, started) as pool:
+            try:
+                yield from zip(chunks, pool.map(_work, parts), strict=True)
+            finally:
+                pool.shutdown(cancel_futures=True)
+    elif chunks:
+        space, threads = job.open(), torch.get_num_threads()
+        for chunk, part in zip(chunks, parts, strict=True):
+            torch.set_num_threads(1)  # as in the workers, whose sums are then the same ones
+            try:
+                values = _values(space, job.plane, part)
+            finally:
+                torch.set_num_threads(threads)
             yield chunk, values
-        return
-    # Not forked: a process with torch's threads in it may hang in a fork.
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (job, named_modules(job.checkpoint))) as pool:
-        running = {pool.submit(_work, coordinates[torch.from_numpy(chunk)].numpy()): chunk for chunk in chunks}
-        try:
-            for future in as_completed(running):
-                yield running[future], future.result()
-        finally:
-            for future in running:
-                future.cancel()
 
 
 _worker: dict[str, tuple[NetworkSpace | TrainedSpace, Plane]] = {}
 
 
 def _start_worker(job: SliceJob, modules: Sequence[str]) -> None:
-    for name in modules:  # this process has imported them, and read_checkpoint imports nothing
+    for name in modules:  # the process above has imported them, and read_checkpoint imports nothing
         importlib.import_module(name)
     torch.set_num_threads(1)
     _worker["space"] = (job.open(), job.plane)
 
 
 def _work(coordinates: NDArray[np.float64]) -> Values:
-    space, plane = _worker["space"]
-    return _values(space, plane, torch.from_numpy(coordinates))
+    return _values(*_worker["space"], coordinates)
 
 
-def _values(space: NetworkSpace | TrainedSpace, plane: Plane, coordinates: Tensor) -> Values:
-    loss, lowest = np.full(len(coordinates), np.nan), np.full(len(coordinates), np.nan)
-    for index, pair in enumerate(coordinates):
-        vector = plane.point(pair)
-        loss[index] = space.loss(vector)
-        if isinstance(space, NetworkSpace):
-            lowest[index] = space.lowest(vector)
-    return loss, lowest
+def _values(space: NetworkSpace | TrainedSpace, plane: Plane, coordinates: NDArray[np.float64]) -> Values:
+    vectors = [plane.point(pair) for pair in torch.from_numpy(coordinates)]
+    loss = [space.loss(vector) for vector in vectors]
+    lowest = [space.lowest(vector) if isinstance(space, NetworkSpace) else np.nan for vector in vectors]
+    return np.array(loss), np.array(lowest)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """As in the workers, whose sums are then the same ones."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _read(
-    path: Path, fingerprint: str, size: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+def _read(path: Path, fingerprint: str, size: int) -> dict[str, NDArray[Any]]:
     if not path.is_file():
-        return np.full(size, np.nan), np.full(size, np.nan), np.zeros(size, dtype=bool)
-    with np.load(path) as arrays:
-        if str(arrays["fingerprint"]) != fingerprint:
-            raise ValueError(
-                f"{path} holds another slice (other checkpoints, rows or points): give another --output, or delete it."
-            )
-        return arrays["loss"], arrays["lowest"], arrays["done"]
+        return {"loss": np.full(size, np.nan), "lowest": np.full(size, np.nan), "done": np.zeros(size, dtype=bool)}
+    try:
+        with np.load(path) as file:
+            known, grid = str(file["fingerprint"]), {name: file[name] for name in ("loss", "lowest", "done")}
+    except Exception as error:  # NumPy has no error of its own: a damaged file gives one of half a dozen
+        raise ValueError(f"{path} cannot be read ({type(error).__name__}): delete it to start anew.") from error
+    if known != fingerprint:
+        raise ValueError(
+            f"{path} holds another slice (other checkpoints, rows or points): give another --output, or delete it."
+        )
+    return grid
 
 
-def _save(
-    path: Path,
-    fingerprint: str,
-    loss: NDArray[np.float64],
-    lowest: NDArray[np.float64],
-    done: NDArray[np.bool_],
-) -> None:
+def _save(path: Path, fingerprint: str, grid: dict[str, NDArray[Any]]) -> None:
     with whole_file(path) as temporary:
-        np.savez(temporary, fingerprint=fingerprint, loss=loss, lowest=lowest, done=done)
+        np.savez(temporary, fingerprint=np.array(fingerprint), **grid)  # type: ignore[arg-type]

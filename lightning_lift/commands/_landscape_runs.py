@@ -185,7 +185,7 @@ def load_rows(settings: dict[str, Any], module: ConvexModule, most: int) -> Rows
 
 
 def prepare(module: ConvexModule, window: Tensor | None) -> None:
-    """Tells the module's estimators of log Z where the data live, as a trainer does.
+    """Tell the module's estimators of log Z where the data live, as a trainer does.
 
     Args:
         module: changed in place.

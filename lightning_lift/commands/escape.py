@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from lightning_lift.commands._escape_figure import ArmRow, LevelRow, draw_escape
@@ -26,7 +26,7 @@ _SMALL_NOISE = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)  # of 2 alpha / s
 
 
 def main(args: Sequence[str]) -> None:
-    """Runs the command.
+    """Run the command.
 
     Args:
         args: the arguments after ``escape``.
@@ -116,8 +116,7 @@ def level_rows(
     s2 = {exponent: 2.0 * problem.barrier / exponent for exponent in every}
     log_times = {exponent: log_mean_exit_time(problem, s2[exponent]) for exponent in every}
     short = [exponent for exponent in asked if log_times[exponent] <= math.log(_SIMULATED_BELOW)]
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True) as bar:
+    with Progress(transient=True) as bar:
         task = bar.add_task(f"{num_paths:,} paths at {len(short)} levels", total=num_paths * len(short))
         results = simulate_first_passage(
             problem,

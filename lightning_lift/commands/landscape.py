@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
@@ -28,14 +28,13 @@ from lightning_lift.compare.engines.local import available_cores
 from lightning_lift.diagnostics.landscape import Plane, plane_through, principal_plane, slice_axes
 from lightning_lift.diagnostics.weight_spaces import TrainedSpace, evaluation_loss, network_weights
 from lightning_lift.files import whole_file
-from lightning_lift.modules.checkpoints import read_checkpoint
 from lightning_lift.parameterizations import Lift, Parameterization, ProjectedGradient, names
 
 _ROUNDING = 1e-6  # a weight below 0 by less is one that a projection put to 0
 
 
 def main(args: Sequence[str]) -> None:
-    """Runs the command.
+    """Run the command.
 
     Args:
         args: the arguments after ``landscape``.
@@ -79,8 +78,7 @@ def main(args: Sequence[str]) -> None:
     _check_one_data_set(trajectories)
     output = Path(parsed.output)
     console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(console=console, transient=True) as bar:
         panels = [
             _panel(which, trajectories, parsed.through, parsed.rows, parsed.points)
             for which in ("weights", "lift")
@@ -148,7 +146,7 @@ class Planned:
 
 
 def load_trajectory(run: Run) -> Trajectory:
-    """Reads the weights of every checkpoint of a run.
+    """The weights of every checkpoint of a run.
 
     Args:
         run: its files.
@@ -156,20 +154,16 @@ def load_trajectory(run: Run) -> Trajectory:
     Raises:
         ValueError: checkpoints of different networks.
     """
-    rows = []
-    known: list[str] = []
-    module = None
-    for path in run.checkpoints:
-        module = load_convex_module(path)
-        weights = network_weights(module)
-        if known and sorted(weights) != known:
+    modules = [load_convex_module(path) for path in run.checkpoints]
+    weights = [network_weights(module) for module in modules]
+    known = sorted(weights[0])
+    for path, found in zip(run.checkpoints, weights, strict=True):
+        if sorted(found) != known:
             raise ValueError(f"{path} is of another network than the first checkpoint of {run.label}.")
-        known = sorted(weights)
-        rows.append(torch.cat([weights[name].reshape(-1) for name in known]))
-    assert module is not None
-    parameterization = module.parameterization
+    vectors = torch.stack([torch.cat([found[name].reshape(-1) for name in known]) for found in weights])
+    parameterization = modules[-1].parameterization
     is_lift = isinstance(parameterization, Lift) and parameterization.slack is not None
-    return Trajectory(run, torch.stack(rows), type(parameterization), is_lift)
+    return Trajectory(run, vectors, type(parameterization), is_lift)
 
 
 def _check_one_data_set(trajectories: Sequence[Trajectory]) -> None:
@@ -195,17 +189,14 @@ def _ends(trajectories: Sequence[Trajectory], through: str | None) -> tuple[Traj
         if len(labels) != 2 or unknown:
             raise ValueError(f"--through {through}: give two labels of {', '.join(by_label)}, separated by a comma.")
         return by_label[labels[0]], by_label[labels[1]]
-    lifts, projected = _lifts(trajectories), [t for t in trajectories if _is_of(t, ProjectedGradient)]
+    lifts = _lifts(trajectories)
+    projected = [t for t in trajectories if issubclass(t.parameterization, ProjectedGradient)]
     if not lifts or not projected:
         raise ValueError(
             f"the first plane goes through the ends of a lift and of a projected gradient, and the runs are "
             f"{', '.join(by_label)}: give both, or name two runs with --through A,B."
         )
     return lifts[0], projected[0]
-
-
-def _is_of(trajectory: Trajectory, cls: type[Parameterization]) -> bool:
-    return issubclass(trajectory.parameterization, cls)
 
 
 def _lifts(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -251,7 +242,7 @@ def _own_loss(checkpoint: Path, rows: Rows, strict: bool) -> float:
 
 def _trained_plane(trajectory: Trajectory) -> tuple[dict[str, Tensor], Plane]:
     space = TrainedSpace(load_convex_module(trajectory.run.checkpoints[-1]), torch.empty(0), ())
-    states = [read_checkpoint(path)["state_dict"] for path in trajectory.run.checkpoints]
+    states = [load_convex_module(path).state_dict() for path in trajectory.run.checkpoints]
     vectors = torch.stack([space.vector(state) for state in states])
     return {trajectory.run.label: vectors}, principal_plane(vectors, space.filter_sizes)
 

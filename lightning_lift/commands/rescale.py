@@ -20,7 +20,7 @@ from lightning_lift.rescaling.whole_module import ModuleRescaling, rescale_modul
 
 
 def main(args: Sequence[str]) -> None:
-    """Runs the command.
+    """Run the command.
 
     Args:
         args: the arguments after ``rescale``.
@@ -67,7 +67,7 @@ def rescale_checkpoint(
     max_sweeps: int = 10,
     tolerance: float = 1e-2,
 ) -> tuple[ModuleRescaling, str]:
-    """Writes a checkpoint with the rescaled weights and optimizer state of another.
+    """Write a checkpoint with the rescaled weights and optimizer state of another.
 
     Args:
         source: the checkpoint to read.

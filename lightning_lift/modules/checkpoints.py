@@ -42,7 +42,7 @@ def refresh_summaries(
     parameterization: Parameterization,
     rows: Callable[[], Iterable[Tensor] | None],
 ) -> None:
-    """Makes each set of weights in a checkpoint carry the reference summary of its own body.
+    """Make each set of weights in a checkpoint carry the reference summary of its own body.
 
     Weight averaging stores two sets, of which at most one is the live module's.
 

@@ -157,7 +157,7 @@ class ConvexNetwork(nn.Module, ABC):
         return self.linearize(x, weights)(v)
 
     def check_order(self, order: int) -> None:
-        """Refuses an order of derivatives that this network cannot give.
+        """Refuse an order of derivatives that this network cannot give.
 
         Raises:
             ValueError: order is neither 1 nor 2.
@@ -181,7 +181,7 @@ def cholesky_logdet(hessian: Tensor) -> Tensor:
 
 
 def check_chunk_size(chunk_size: int | None) -> None:
-    """Refuses a chunk size that is no number of rows.
+    """Refuse a chunk size that is no number of rows.
 
     Raises:
         ValueError: ``chunk_size`` is below 1.
@@ -191,7 +191,7 @@ def check_chunk_size(chunk_size: int | None) -> None:
 
 
 def check_points(x: Tensor, dim: int) -> None:
-    """Refuses points of the wrong shape.
+    """Refuse points of the wrong shape.
 
     Raises:
         ValueError: ``x`` is not of shape (N, dim).

@@ -198,7 +198,7 @@ class _Jacobians:
         return jacobian, room
 
     def add_curvature_(self, to: _Curvature, rows: slice, by_hessian: Tensor, weight: Tensor) -> None:
-        """Adds what the rows of the last ``fill`` give, for this gradient (n, D, D) of their Hessians and w (n, H)."""
+        """Add what the rows of the last ``fill`` give, for this gradient (n, D, D) of their Hessians and w (n, H)."""
         (jacobian, _, adjoint, product), (_, _, adjoints, products), (_, scaled, flat, flat_product) = self._room
         torch.bmm(by_hessian, jacobian, out=adjoint)
         torch.sum(torch.mul(adjoint, jacobian, out=product), 1, out=to.weight[rows])

@@ -13,7 +13,7 @@ from lightning_lift.commands._landscape_runs import find_runs
 from lightning_lift.commands.rescale import rescale_checkpoint
 from lightning_lift.datamodules import GumbelDataModule
 from lightning_lift.modules import LogConcaveEBM
-from lightning_lift.modules.checkpoints import load_module, read_checkpoint
+from lightning_lift.modules.checkpoints import load_module, named_modules, read_checkpoint
 from lightning_lift.modules.factories import factory
 from lightning_lift.networks import ICNN, ConvexNetwork
 from lightning_lift.parameterizations import DirectSoftplus, Parameterization
@@ -140,6 +140,11 @@ def test_the_landscape_runs_no_data_that_a_checkpoint_names(
     with pytest.raises(ValueError, match=r"\.ckpt: data"):
         find_runs([str(tmp_path)])
     assert not marker.exists()
+
+
+def test_a_new_process_is_told_what_to_import() -> None:
+    expected = {"lightning_lift.modules", "lightning_lift.networks", "lightning_lift.parameterizations", "torch.optim"}
+    assert expected < set(named_modules(CHECKPOINT))
 
 
 def test_data_modules_run_nothing_either(tmp_path: Path, marker: Path) -> None:

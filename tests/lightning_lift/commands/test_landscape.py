@@ -179,6 +179,9 @@ def test_errors_are_one_clear_line(comparison: Path, tmp_path: Path, capsys: pyt
     assert "has 1 checkpoints" in fails(capsys, str(tmp_path / "few"))
     torch.save({"state_dict": {}}, tmp_path / "few" / "other.ckpt")
     assert "no checkpoint of lightning_lift" in fails(capsys, str(tmp_path / "few"))
+    (tmp_path / "slice_weights.npz").write_bytes(b"cut off")
+    small = ("--points", "2", "--rows", "10", "--jobs", "1", "--output", str(tmp_path))
+    assert "slice_weights.npz cannot be read" in fails(capsys, str(comparison), *small)
     assert not list(tmp_path.glob("*.png"))
 
 
