@@ -15,7 +15,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def fingerprint(paths: Iterable[Path], *settings: object) -> str:
-    """Gives a short text that changes with the files and with how they are read.
+    """Return a short text that changes with the files and with how they are read.
 
     Files are told by place, size and time of last change: reading hundreds of megabytes to hash them would take longer
     than the cache saves.
@@ -34,7 +34,7 @@ def fingerprint(paths: Iterable[Path], *settings: object) -> str:
 def cached(
     folder: str | None, name: str, mark: str, keys: Sequence[str], make: Callable[[], Mapping[str, Any]]
 ) -> Arrays:
-    """Gives arrays from the cache, or makes them and puts them there.
+    """Return arrays from the cache, or make them and put them there.
 
     Each file appears whole or not at all. A cache that cannot be written (read-only, disk full) is a warning.
 

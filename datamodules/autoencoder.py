@@ -105,7 +105,7 @@ class ConvAutoencoder(TrustedLoading, L.LightningModule):
 
     @torch.no_grad()
     def align_(self, images: Tensor) -> None:
-        """Turns the codes, in place, to the principal axes of these images' codes, the widest first.
+        """Turn the codes, in place, to the principal axes of these images' codes, the widest first.
 
         Encoder and decoder turn together, so that no reconstruction changes, nor the length of a code, nor what the
         noise does to it. Afterwards the numbers of a code are uncorrelated over these images.

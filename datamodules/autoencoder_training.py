@@ -61,11 +61,11 @@ class AutoencoderSettings:
                 raise ValueError(f"{label} must be a number of at least 0, got {value}")
 
     def plain(self) -> dict[str, Any]:
-        """Gives numbers and lists by name, for hashing and for the cache."""
+        """Return numbers and lists by name, for hashing and for the cache."""
         return asdict(self) | {"channels": list(self.channels)}
 
     def network(self, dim: int) -> ConvAutoencoder:
-        """Makes an autoencoder at its start, from the global random state.
+        """Make an autoencoder at its start, from the global random state.
 
         Args:
             dim: Pixels of an image.
@@ -85,7 +85,7 @@ class AutoencoderSettings:
 
 
 def train_autoencoder(images: Tensor, settings: AutoencoderSettings, show_progress: bool = True) -> ConvAutoencoder:
-    """Trains on the CPU, in this process alone, and leaves all random states as they were.
+    """Train on the CPU, in this process alone, and leave all random states as they were.
 
     On the CPU because it takes a minute at most, and because codes should not depend on the accelerator at hand. The
     codes lie along their principal axes (:meth:`ConvAutoencoder.align_`).
@@ -140,7 +140,7 @@ def train_autoencoder(images: Tensor, settings: AutoencoderSettings, show_progre
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keeps what Lightning says about accelerators and loaders off the screen: it is about another training."""
+    """Keep what Lightning says about accelerators and loaders off the screen: it is about another training."""
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     level = logger.level
     logger.setLevel(logging.ERROR)

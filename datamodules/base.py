@@ -35,7 +35,7 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
         4. ``support`` and ``window`` through ``set_range``, and ``location`` and ``scale`` through
            ``set_standardization`` if the rows are rescaled; both at the latest in ``load``.
         5. If the density is known: ``has_log_prob = True``, ``log_prob``, and ``entropy`` with ``entropy_error``.
-        It imports nothing of ``lightning_lift``.
+        It imports nothing of ``lightning_lift`` but its neighbours and the leaf ``files``.
 
     Args:
         dim: Number of columns D.
@@ -87,7 +87,7 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
     # What a subclass gives.
 
     def load(self) -> dict[str, Tensor]:
-        """Makes the splits, in training units.
+        """Make the splits, in training units.
 
         Returns:
             ``val`` and ``test``, optionally ``train``, ``predict`` (rows for ``predict``, else those of ``test``) and
@@ -96,7 +96,7 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
         raise NotImplementedError(f"{type(self).__name__} must implement load()")
 
     def draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Makes independent training rows from a generator and nothing else.
+        """Make independent training rows from a generator and nothing else.
 
         Args:
             num_rows: How many.
@@ -108,7 +108,7 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
         raise NotImplementedError(f"{type(self).__name__} has a fixed training set: it cannot draw fresh rows")
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Gives the true log-density in training units, -inf outside the support.
+        """Return the true log-density in training units, -inf outside the support.
 
         Args:
             x: Points (N, D).
@@ -132,7 +132,7 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
         return math.nan if self.entropy is None else 0.0
 
     def set_range(self, support: Tensor, window: Tensor) -> None:
-        """States where the density lives.
+        """State where the density lives.
 
         Args:
             support: (2, D), lower and upper ends, infinite where open, in training units.
@@ -160,7 +160,7 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
         self.set_range(torch.stack([-infinite, infinite]), torch.stack([low - margin, high + margin]))
 
     def set_standardization(self, location: Tensor, scale: Tensor) -> None:
-        """States how training units are made: ``training = (original - location) / scale``.
+        """State how training units are made: ``training = (original - location) / scale``.
 
         Args:
             location: (D,).
@@ -234,7 +234,7 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
         return splits
 
     def split(self, key: str) -> Tensor:
-        """Gives the rows of one split, setting up first if need be.
+        """Return the rows of one split, setting up first if need be.
 
         Args:
             key: ``train``, ``val``, ``test``, ``predict`` or ``calibration``.
@@ -259,7 +259,7 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
         return TensorSource(self.split(key), self._training_seed(), shuffle)
 
     def calibration_dataloader(self) -> BatchLoader:
-        """Gives the rows of the lift's reference summary: the training split in order, or draws of a fixed seed.
+        """Return the rows of the lift's reference summary: the training split in order, or draws of a fixed seed.
 
         Not shared over processes: every process computes the same summary. No generator is shared with training.
         """
@@ -268,7 +268,7 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
         return BatchLoader.fixed(rows, batch, shard=False, label=f"calibration rows of {self.name}")
 
     def probe_batches(self, num_batches: int, seed: int = 0) -> Iterator[Tensor]:
-        """Gives batches distributed like training batches, without touching the training's own stream.
+        """Return batches distributed like training batches, without touching the training's own stream.
 
         Args:
             num_batches: How many.

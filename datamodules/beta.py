@@ -22,13 +22,13 @@ class BetaDataModule(OneDimensionalDataModule):
     standard_window: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def standard_log_prob(self, z: Tensor) -> Tensor:
-        """Gives log 30 + log z + 4 log(1 - z)."""
+        """Return log 30 + log z + 4 log(1 - z)."""
         return math.log(30.0) + torch.log(z) + 4.0 * torch.log1p(-z)
 
     def standard_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws the second smallest of six uniforms, which has exactly this distribution."""
+        """Draw the second smallest of six uniforms, which has exactly this distribution."""
         return open_uniform((num_rows, 6), generator).sort(dim=1).values[:, 1]
 
     def standard_entropy(self) -> float:
-        """Gives log B(a, b) - (a - 1) digamma(a) - (b - 1) digamma(b) + (a + b - 2) digamma(a + b) at (2, 5)."""
+        """Return log B(a, b) - (a - 1) digamma(a) - (b - 1) digamma(b) + (a + b - 2) digamma(a + b) at (2, 5)."""
         return float(betaln(2, 5) - digamma(2) - 4 * digamma(5) + 5 * digamma(7))

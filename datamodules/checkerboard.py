@@ -42,18 +42,18 @@ class CheckerboardDataModule(PlanarDataModule):
         self.save_hyperparameters()
 
     def plane_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws a column, a square in it, and a point of the square."""
+        """Draw a column, a square in it, and a point of the square."""
         return sum(self._corner_and_offset(num_rows, generator), torch.zeros(2, dtype=torch.float64))
 
     def draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws rows (num_rows, 2) float32; see the base class."""
+        """Draw rows (num_rows, 2) float32; see the base class."""
         corner, offset = (part.to(torch.float32) for part in self._corner_and_offset(num_rows, generator))
         upper = corner + _SQUARE
         # rounding may put a point on the upper end, which belongs to the next square
         return torch.minimum(corner + offset, torch.nextafter(upper, corner))
 
     def plane_log_prob(self, x: Tensor) -> Tensor:
-        """Gives -log 32 on the squares, -inf elsewhere."""
+        """Return -log 32 on the squares, -inf elsewhere."""
         column, row = (x / _SQUARE).floor().unbind(dim=1)
         on_board = ((x >= -_HALF) & (x < _HALF)).all(dim=1)
         inside = on_board & (torch.remainder(column + row, 2.0) == 0.0)
@@ -61,7 +61,7 @@ class CheckerboardDataModule(PlanarDataModule):
         return (0.0 * x.sum(dim=1) - math.log(8.0 * _SQUARE**2)).masked_fill(~inside, -math.inf)
 
     def plane_entropy(self) -> Integral:
-        """Gives the logarithm of the area."""
+        """Return the logarithm of the area."""
         return Integral(math.log(8.0 * _SQUARE**2), 0.0)
 
     def _corner_and_offset(self, num_rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

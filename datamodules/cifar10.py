@@ -26,7 +26,7 @@ _LARGEST_UNPACKED = 190_000_000  # bytes of all that is in it
 
 
 def read_records(path: Path, count: int | None = RECORDS) -> Labelled:
-    """Reads a binary file: records of one label byte and 3,072 pixels, red, green, blue, each row by row.
+    """Read a binary file: records of one label byte and 3,072 pixels, red, green, blue, each row by row.
 
     Args:
         path: The file.
@@ -57,7 +57,7 @@ def read_records(path: Path, count: int | None = RECORDS) -> Labelled:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Takes the six binary files out of the published archive, each under a temporary name first.
+    """Take the six binary files out of the published archive, each under a temporary name first.
 
     Args:
         archive: ``cifar-10-binary.tar.gz``.
@@ -112,7 +112,7 @@ class CIFAR10DataModule(LabelledDataModule):
         self.save_hyperparameters()
 
     def prepare_data(self) -> None:
-        """Downloads and unpacks what is missing, if asked to; on one process of each machine."""
+        """Download and unpack what is missing, if asked to; on one process of each machine."""
         folder = Path(self.folder)
         if self.download and not all((folder / name).is_file() for name in (*TRAIN_FILES, TEST_FILE)):
             archive = folder / "cifar-10-binary.tar.gz"
@@ -120,7 +120,7 @@ class CIFAR10DataModule(LabelledDataModule):
             unpack(archive, folder)
 
     def load(self) -> dict[str, Labelled]:
-        """Reads the files, here or in the archive's own folder ``cifar-10-batches-bin``.
+        """Read the files, here or in the archive's own folder ``cifar-10-batches-bin``.
 
         Returns:
             The splits: images (rows, 3, 32, 32) uint8 and labels.

@@ -61,12 +61,12 @@ class CorrelatedGaussianDataModule(SampledDataModule):
         return (self._axes * self._std.square()) @ self._axes.T
 
     def draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws rows (num_rows, D) float32; see the base class."""
+        """Draw rows (num_rows, D) float32; see the base class."""
         noise = torch.randn(num_rows, self.dim, generator=generator, dtype=torch.float64)
         return ((noise * self._std) @ self._axes.T).to(torch.float32)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Gives the true log-density of points (N, D), computed in float64 and returned in their dtype: (N,)."""
+        """Return the true log-density of points (N, D), computed in float64 and returned in their dtype: (N,)."""
         squares = ((x.double() @ self._axes) / self._std).square().sum(dim=1)
         value = -0.5 * squares - 0.5 * self.dim * math.log(2.0 * math.pi)
         # an infinite coordinate makes NaN of inf - inf
@@ -81,7 +81,7 @@ class CorrelatedGaussianDataModule(SampledDataModule):
 
 
 def _random_basis(dim: int, generator: torch.Generator) -> Tensor:
-    """Gives an orthogonal matrix (dim, dim), uniformly distributed (Mezzadri 2007: the signs of R matter)."""
+    """Return an orthogonal matrix (dim, dim), uniformly distributed (Mezzadri 2007: the signs of R matter)."""
     basis, triangle = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
     signed: Tensor = basis * triangle.diagonal().sign()
     return signed

@@ -17,7 +17,7 @@ _PANEL = 15.0  # longest panel, in standard deviations of the noise: 2 nodes a s
 def curve_nodes(
     curve: Curve, density: Callable[[Tensor], Tensor], start: float, stop: float, std: float
 ) -> tuple[Tensor, Tensor]:
-    """Replaces a density along a curve by weighted points, fine enough for Gaussian noise of a given width.
+    """Replace a density along a curve by weighted points, fine enough for Gaussian noise of a given width.
 
     Gauss-Legendre panels of equal parameter length. Their nodes crowd towards the ends of the curve, where the
     integrand of a far point falls fast.
@@ -41,7 +41,7 @@ def curve_nodes(
 
 
 def panel_rule(start: float, stop: float, panels: int) -> tuple[Tensor, Tensor]:
-    """Gives the nodes and weights of Gauss-Legendre quadrature on equal panels.
+    """Return the nodes and weights of Gauss-Legendre quadrature on equal panels.
 
     Args:
         start: Lower end.

@@ -25,7 +25,7 @@ _PAUSE = 1.0  # seconds before the second attempt, doubled before each further o
 
 
 def md5_of(path: Path) -> str:
-    """Gives the MD5 of a file's content, in hexadecimal.
+    """Return the MD5 of a file's content, in hexadecimal.
 
     Args:
         path: The file.
@@ -35,7 +35,7 @@ def md5_of(path: Path) -> str:
 
 
 def part_of(path: Path) -> Path:
-    """Gives where the beginning of a file is kept while the file is not whole.
+    """Return where the beginning of a file is kept while the file is not whole.
 
     Args:
         path: The file wanted.
@@ -44,7 +44,7 @@ def part_of(path: Path) -> Path:
 
 
 def fetch(url: str, path: Path, md5: str, timeout: float = 60.0, largest: int = LARGEST) -> None:
-    """Downloads a file unless it is there already, under a temporary name that becomes ``path`` once it is checked.
+    """Download a file unless it is there already, under a temporary name that becomes ``path`` once it is checked.
 
     What has arrived when a download is cut off stays under :func:`part_of`, and the next call asks for the rest only
     (HTTP ``Range``, RFC 9110 section 14) if the server says that its file is still the same; otherwise it begins anew.
@@ -92,7 +92,7 @@ def fetch(url: str, path: Path, md5: str, timeout: float = 60.0, largest: int = 
 
 
 def _transfer_all(url: str, file: IO[bytes], path: Path, timeout: float, largest: int) -> None:
-    """Fills the part, in several attempts if need be."""
+    """Fill the part, in several attempts if need be."""
     for attempt in range(_ATTEMPTS):
         time.sleep(_PAUSE * 2 ** (attempt - 1) if attempt else 0.0)
         try:
@@ -123,7 +123,7 @@ class _CutOffError(Exception):
 
 
 def _transfer(url: str, file: IO[bytes], path: Path, timeout: float, largest: int) -> None:
-    """Appends what is missing to the part; raises _CutOffError if it is not whole afterwards."""
+    """Append what is missing to the part; raises _CutOffError if it is not whole afterwards."""
     notes_path = _notes_of(path)
     notes = _read_notes(notes_path, url)
     have = os.fstat(file.fileno()).st_size
@@ -173,7 +173,7 @@ def _transfer(url: str, file: IO[bytes], path: Path, timeout: float, largest: in
 
 
 def _place(answer: Any, file: IO[bytes], have: int, notes: Mapping[str, Any]) -> tuple[int, int | None]:
-    """Reads from the answer's head where its bytes belong: offset and size of the whole file."""
+    """Read from the answer's head where its bytes belong: offset and size of the whole file."""
     length = answer.headers.get("Content-Length")
     if getattr(answer, "status", None) == 206:
         # "bytes 100-999/1000"

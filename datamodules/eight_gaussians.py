@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from lightning_lift.datamodules.in_memory import check_counts
-from lightning_lift.datamodules.mixtures import PlanarMixture
-from lightning_lift.datamodules.planar import Integral, PlanarDataModule, check_choice, check_positive, check_width
+from lightning_lift.datamodules.mixtures import MixtureDataModule, PlanarMixture
+from lightning_lift.datamodules.planar import check_choice, check_positive, check_width
 
 # In CP-Flow, circle and noise are divided by 1.414, not by the square root of 2.
 _SHAPES = {"lift": (2.0, 0.1), "cp_flow": (4.0 / 1.414, 0.5 / 1.414)}
 
 
-class EightGaussiansDataModule(PlanarDataModule):
+class EightGaussiansDataModule(MixtureDataModule):
     """Equal Gaussians, evenly spaced on a circle about the origin, the first on the positive axis.
 
     Fresh samples in each batch, or a fixed training set. Training units are original units. The entropy is 0.312 nats
@@ -58,15 +58,7 @@ class EightGaussiansDataModule(PlanarDataModule):
         self.save_hyperparameters()
 
     def plane_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws a centre and Gaussian noise."""
+        """Draw a centre and Gaussian noise."""
         which = torch.randint(self._mixture.centres.shape[0], (num_rows,), generator=generator)
         noise = torch.randn(num_rows, 2, generator=generator, dtype=torch.float64)
         return self._mixture.centres[which] + self._mixture.std * noise
-
-    def plane_log_prob(self, x: Tensor) -> Tensor:
-        """Gives the log-density of the mixture."""
-        return self._mixture.log_prob(x)
-
-    def plane_entropy(self) -> Integral:
-        """Integrates on a grid."""
-        return self._mixture.entropy()

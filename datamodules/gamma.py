@@ -22,13 +22,13 @@ class GammaDataModule(OneDimensionalDataModule):
     standard_window: ClassVar[tuple[float, float]] = (0.0, 13.31)
 
     def standard_log_prob(self, z: Tensor) -> Tensor:
-        """Gives log z - z, as Gamma(2) = 1."""
+        """Return log z - z, as Gamma(2) = 1."""
         return torch.log(z) - z
 
     def standard_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws the sum of two standard exponentials."""
+        """Draw the sum of two standard exponentials."""
         return standard_exponential((num_rows, 2), generator).sum(dim=1)
 
     def standard_entropy(self) -> float:
-        """Gives a + log Gamma(a) + (1 - a) digamma(a) at a = 2, that is 1 plus Euler's constant."""
+        """Return a + log Gamma(a) + (1 - a) digamma(a) at a = 2, that is 1 plus Euler's constant."""
         return 1.0 + float(np.euler_gamma)

@@ -20,13 +20,13 @@ class GumbelDataModule(OneDimensionalDataModule):
     standard_window: ClassVar[tuple[float, float]] = (-5.0, 12.0)
 
     def standard_log_prob(self, z: Tensor) -> Tensor:
-        """Gives -z - exp(-z); -inf where exp(-z) overflows, as there the log-density is below every float."""
+        """Return -z - exp(-z); -inf where exp(-z) overflows, as there the log-density is below every float."""
         return -z - torch.exp(-z)
 
     def standard_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws -log E with E standard exponential."""
+        """Draw -log E with E standard exponential."""
         return -torch.log(standard_exponential((num_rows,), generator))
 
     def standard_entropy(self) -> float:
-        """Gives 1 plus Euler's constant."""
+        """Return 1 plus Euler's constant."""
         return 1.0 + float(np.euler_gamma)

@@ -20,13 +20,13 @@ class HalfNormalDataModule(OneDimensionalDataModule):
     standard_window: ClassVar[tuple[float, float]] = (0.0, 6.0)
 
     def standard_log_prob(self, z: Tensor) -> Tensor:
-        """Gives log(2 / pi) / 2 - z^2 / 2."""
+        """Return log(2 / pi) / 2 - z^2 / 2."""
         return 0.5 * math.log(2.0 / math.pi) - 0.5 * z.square()
 
     def standard_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws |N|."""
+        """Draw |N|."""
         return torch.randn(num_rows, generator=generator, dtype=torch.float64).abs()
 
     def standard_entropy(self) -> float:
-        """Gives (1 + log(pi / 2)) / 2."""
+        """Return (1 + log(pi / 2)) / 2."""
         return 0.5 * (1.0 + math.log(math.pi / 2.0))

@@ -113,16 +113,16 @@ class HEPMASSDataModule(PublishedTable):
         self.save_hyperparameters()
 
     def missing(self) -> str:
-        """Gives the words of the error when no files are found."""
+        """Return the words of the error when no files are found."""
         return super().missing() if self.labelled else f"no file {self.path!r} with rows of the features f0 to f26"
 
     def prepare_data(self) -> None:
-        """Downloads and reads the files, if they are the source; on one process of each machine."""
+        """Download and read the files, if they are the source; on one process of each machine."""
         if self._simulated is None:
             super().prepare_data()
 
     def load(self) -> dict[str, Tensor]:
-        """Reads, or draws, the rows.
+        """Read, or draw, the rows.
 
         Returns:
             The splits ``train``, ``val`` and ``test``.
@@ -141,7 +141,7 @@ class HEPMASSDataModule(PublishedTable):
         return splits
 
     def read(self, source: TableSource) -> Arrays:
-        """Reads the 21 columns of the splits."""
+        """Read the 21 columns of the splits."""
         parts: Arrays = {}
         with open_parts(source, hepmass_files.LARGEST) as contents:
             for part, content in contents:
@@ -157,12 +157,12 @@ class HEPMASSDataModule(PublishedTable):
         return {"train": rest, "val": val, "test": test[:, kept]}
 
     def statistics(self, splits: Arrays) -> tuple[Floats, Floats]:
-        """Gives mean and standard deviation of the training and validation rows together."""
+        """Return mean and standard deviation of the training and validation rows together."""
         rows = np.concatenate([splits["train"], splits["val"]])
         return rows.mean(axis=0), rows.std(axis=0, ddof=1)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Gives the true log-density of ``simulated`` in training units (N,), -inf outside its support."""
+        """Return the true log-density of ``simulated`` in training units (N,), -inf outside its support."""
         return super().log_prob(x) if self._simulated is None else self._simulated.log_prob(x)
 
     @property

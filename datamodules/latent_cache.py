@@ -20,7 +20,7 @@ FORMAT = 1  # of the files and of the training: a change that gives other codes 
 
 
 def fingerprint(images: Tensor, settings: AutoencoderSettings) -> str:
-    """Gives 16 hexadecimal digits that change with the images, their order, the settings and the format.
+    """Return 16 hexadecimal digits that change with the images, their order, the settings and the format.
 
     Args:
         images: uint8, (N, 1, side, side).
@@ -36,7 +36,7 @@ def fingerprint(images: Tensor, settings: AutoencoderSettings) -> str:
 def cached_autoencoder(
     images: Tensor, white: int, settings: AutoencoderSettings, folder: Path, label: str, show_progress: bool = True
 ) -> ConvAutoencoder:
-    """Reads the autoencoder of these images and settings, or trains it and keeps it.
+    """Read the autoencoder of these images and settings, or train it and keep it.
 
     A file that cannot be read is named in a warning and replaced. Processes that train at the same time end with the
     same autoencoder: the first file written stays.

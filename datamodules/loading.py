@@ -13,7 +13,7 @@ from lightning_lift.datamodules.sources import Draw, Source, StreamSource, Tenso
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Gives this process's rank and the number of processes, (0, 1) outside a process group."""
+    """Return this process's rank and the number of processes, (0, 1) outside a process group."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
@@ -101,7 +101,7 @@ class BatchLoader:
         same_every_epoch: bool = False,
         label: str = "data",
     ) -> "BatchLoader":
-        """Makes a loader of the rows of one tensor.
+        """Make a loader of the rows of one tensor.
 
         Args:
             tensor: The rows, (N, D).
@@ -131,7 +131,7 @@ class BatchLoader:
         same_every_epoch: bool = False,
         label: str = "data",
     ) -> "BatchLoader":
-        """Makes a loader of fresh rows.
+        """Make a loader of fresh rows.
 
         Args:
             draw: ``draw(num_rows, generator) -> (num_rows, D)``, independent rows made from the generator alone.
@@ -159,7 +159,7 @@ class BatchLoader:
         return None if total is None else range(total)
 
     def set_epoch(self, epoch: int) -> None:
-        """Takes note of the trainer's epoch: another number than before starts the next epoch of the data.
+        """Take note of the trainer's epoch: another number than before starts the next epoch of the data.
 
         The first call after :meth:`load_state_dict` keeps the loaded place whatever the number is. Lightning resumes a
         run with ``max_steps`` from a checkpoint of ``on_train_epoch_end`` with one empty epoch (at most what was left
@@ -180,7 +180,7 @@ class BatchLoader:
         self._told = epoch
 
     def __len__(self) -> int:
-        """Gives the number of batches that this process serves in an epoch.
+        """Return the number of batches that this process serves in an epoch.
 
         Raises:
             ValueError: If the rows do not suffice for one batch in each process.
@@ -205,7 +205,7 @@ class BatchLoader:
         return full + (stop > start)
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Serves the (remaining) batches of an epoch, each (rows, D) float32."""
+        """Serve the (remaining) batches of an epoch, each (rows, D) float32."""
         # A generator: nothing below runs before the first batch is asked for. Lightning makes the iterator first and
         # sets the epoch afterwards, and when it resumes it makes iterators that it never uses.
         if not self._resuming:
@@ -226,7 +226,7 @@ class BatchLoader:
             yield batch
 
     def row_range(self, index: int) -> tuple[int, int]:
-        """Gives the positions, in the order served, of the rows of this process's batch ``index``.
+        """Return the positions, in the order served, of the rows of this process's batch ``index``.
 
         With it predictions of several processes can be put back in the order of the data.
 
@@ -253,7 +253,7 @@ class BatchLoader:
         return {"epoch": self.epoch, "served": done, "global_batch_size": self._place()[1] * self.batch_size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes to a saved place: the next iteration serves the batches that were left.
+        """Go to a saved place: the next iteration serves the batches that were left.
 
         Warns if the place is within an epoch and the global batch has another size now: the rest of that epoch is then
         not the same rows as in the saved run.
@@ -285,5 +285,5 @@ class BatchLoader:
 
 
 def _share(rows: int, rank: int, world: int) -> tuple[int, int]:
-    """Cuts ``rows`` rows contiguously into ``world`` parts that differ by at most one row."""
+    """Cut ``rows`` rows contiguously into ``world`` parts that differ by at most one row."""
     return rank * rows // world, (rank + 1) * rows // world

@@ -45,7 +45,7 @@ class TableSource:
 
 
 def find_table(path: str, folder: str, forms: Sequence[Form], zip_name: str | None = None) -> TableSource | None:
-    """Looks for the files of a table: unpacked (each as named or with ``.gz``), else in an archive.
+    """Look for the files of a table: unpacked (each as named or with ``.gz``), else in an archive.
 
     Args:
         path: A folder with the files, or with the table's folder, or with ``data``, as the archive unpacks, or with the
@@ -75,12 +75,12 @@ def find_table(path: str, folder: str, forms: Sequence[Form], zip_name: str | No
 
 
 def fetch_archive(folder: str) -> None:
-    """Downloads the archive into a folder (857 MB), if it is not there; see :func:`fetch` for what can go wrong."""
+    """Download the archive into a folder (857 MB), if it is not there; see :func:`fetch` for what can go wrong."""
     fetch(URL, Path(folder) / ARCHIVE, MD5, largest=LARGEST)
 
 
 def check_archive(archive: Path) -> None:
-    """Compares an archive in the published form with the published checksum.
+    """Compare an archive in the published form with the published checksum.
 
     Args:
         archive: The file; a zip archive has no published checksum and passes.
@@ -96,7 +96,7 @@ def check_archive(archive: Path) -> None:
 
 
 def how_to_get(path: str) -> str:
-    """Gives the words for an error about missing files: where they are, and the command.
+    """Return the words for an error about missing files: where they are, and the command.
 
     Args:
         path: Where they were looked for.
@@ -167,7 +167,7 @@ def _either(folder: Path, name: str) -> Path | None:
 
 
 def _in_archive(archive: Path, folder: str, forms: Sequence[Form]) -> TableSource | None:
-    """Finds the form in an archive: a zip lists its members; in a tar only the published form is looked for."""
+    """Find the form in an archive: a zip lists its members; in a tar only the published form is looked for."""
     if archive.suffix != ".zip":
         return TableSource((archive,), {part: f"{folder}/{name}" for part, name in forms[0].items()}, archive)
     try:

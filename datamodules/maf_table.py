@@ -68,7 +68,7 @@ class MAFTableDataModule(PublishedTable):
         self.save_hyperparameters()
 
     def read(self, source: TableSource) -> Arrays:
-        """Reads the splits."""
+        """Read the splits."""
         label = str(source.archive or source.paths[0])
         splits: Arrays = {}
         with open_parts(source, LARGEST) as contents:
@@ -78,5 +78,5 @@ class MAFTableDataModule(PublishedTable):
         return splits
 
     def statistics(self, splits: Arrays) -> tuple[Floats, Floats]:
-        """Gives the published location and scale."""
+        """Return the published location and scale."""
         return self._table.statistics(splits)

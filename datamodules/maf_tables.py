@@ -152,7 +152,7 @@ TABLES: Mapping[TableName, Table] = {
 
 
 def check_dim(splits: Mapping[str, npt.NDArray[Any]], table: Table, source: Path | str) -> None:
-    """Refuses rows of another width than the published.
+    """Refuse rows of another width than the published.
 
     Args:
         splits: The rows.

@@ -39,15 +39,15 @@ class Marginal(Protocol):
         ...
 
     def quantile(self, z: Tensor) -> Tensor:
-        """Gives the value whose probability of being undercut is that of a standard normal at z."""
+        """Return the value whose probability of being undercut is that of a standard normal at z."""
         ...
 
     def score(self, x: Tensor) -> Tensor:
-        """Gives the inverse of :meth:`quantile`, for points of the support."""
+        """Return the inverse of :meth:`quantile`, for points of the support."""
         ...
 
     def log_density(self, x: Tensor) -> Tensor:
-        """Gives the log-density at points of the support."""
+        """Return the log-density at points of the support."""
         ...
 
 
@@ -84,17 +84,17 @@ class Uniform:
         return math.log(self.high - self.low)
 
     def quantile(self, z: Tensor) -> Tensor:
-        """Gives low + (high - low) Phi(z)."""
+        """Return low + (high - low) Phi(z)."""
         share: Tensor = torch.special.ndtr(z)
         return self.low + (self.high - self.low) * share
 
     def score(self, x: Tensor) -> Tensor:
-        """Gives the inverse of :meth:`quantile`."""
+        """Return the inverse of :meth:`quantile`."""
         width = self.high - self.low
         return _score((x - self.low) / width, (self.high - x) / width)
 
     def log_density(self, x: Tensor) -> Tensor:
-        """Gives a constant."""
+        """Return a constant."""
         return torch.full_like(x, -self.entropy)
 
 
@@ -135,14 +135,14 @@ class TruncatedNormal:
         return 0.5 + _HALF_LOG_2PI + math.log(self.scale * self._mass) + 0.5 * self._second
 
     def quantile(self, z: Tensor) -> Tensor:
-        """Gives the standard normal quantile of the part of the mass kept, in the tail where it is accurate."""
+        """Return the standard normal quantile of the part of the mass kept, in the tail where it is accurate."""
         a, b = self._cut
         below = float(special.ndtr(a)) + self._mass * torch.special.ndtr(z)
         above = float(special.ndtr(-b)) + self._mass * torch.special.ndtr(-z)
         return self.loc + self.scale * _score(below, above)
 
     def score(self, x: Tensor) -> Tensor:
-        """Gives the inverse of :meth:`quantile`."""
+        """Return the inverse of :meth:`quantile`."""
         a, b = self._cut
         t = (x - self.loc) / self.scale
         below = (torch.special.ndtr(t) - float(special.ndtr(a))) / self._mass
@@ -150,7 +150,7 @@ class TruncatedNormal:
         return _score(below, above)
 
     def log_density(self, x: Tensor) -> Tensor:
-        """Gives that of the normal distribution over the mass kept."""
+        """Return that of the normal distribution over the mass kept."""
         t = (x - self.loc) / self.scale
         return -0.5 * t.square() - (_HALF_LOG_2PI + math.log(self.scale * self._mass))
 
@@ -209,15 +209,15 @@ class ShiftedLogNormal:
         return 0.5 + _HALF_LOG_2PI + math.log(self.scale * self.sigma)
 
     def quantile(self, z: Tensor) -> Tensor:
-        """Gives shift + scale exp(sigma z)."""
+        """Return shift + scale exp(sigma z)."""
         return self.shift + self.scale * torch.exp(self.sigma * z)
 
     def score(self, x: Tensor) -> Tensor:
-        """Gives the inverse of :meth:`quantile`."""
+        """Return the inverse of :meth:`quantile`."""
         return torch.log(((x - self.shift) / self.scale).clamp(min=_TINY)) / self.sigma
 
     def log_density(self, x: Tensor) -> Tensor:
-        """Gives the log-density, -inf at the lower end."""
+        """Return the log-density, -inf at the lower end."""
         z = self.score(x)
         return -0.5 * z.square() - self.sigma * z - (_HALF_LOG_2PI + math.log(self.scale * self.sigma))
 

@@ -10,7 +10,7 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from lightning_lift.datamodules.planar import Integral
+from lightning_lift.datamodules.planar import Integral, PlanarDataModule
 
 _NEGLIGIBLE = 45.0  # a component this much (nats) below another one changes no digit of float64, even as one of 10^4
 _PAIRS = 2**18  # point-component pairs held at once: 2 MiB a temporary, so that they stay in the cache
@@ -40,7 +40,7 @@ class PlanarMixture:
         self._cell, self._few = (8.0 * std, 2**23) if side == 0.0 else (3.0 * std, 2**20)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Gives the log-density. Components that contribute less than 1e-15 of it may be left out.
+        """Return the log-density. Components that contribute less than 1e-15 of it may be left out.
 
         Args:
             x: Finite points (N, 2), float64.
@@ -60,7 +60,7 @@ class PlanarMixture:
         return torch.empty_like(values).index_put((order,), values)
 
     def entropy(self, spacing: float = 0.35) -> Integral:
-        """Integrates -p log p by the trapezoidal rule on a square grid, where the mass is.
+        """Integrate -p log p by the trapezoidal rule on a square grid, where the mass is.
 
         The rule converges faster than any power of the spacing (the integrand is analytic), so the difference to the
         grid of twice the spacing bounds the error with much to spare.
@@ -76,7 +76,7 @@ class PlanarMixture:
         return Integral(fine, abs(fine - coarse) + 1e-13)
 
     def _grid(self, step: float) -> tuple[Tensor, Tensor]:
-        """Gives the grid points within reach of a component (M, 2), and which of them lie on every second line."""
+        """Return the grid points within reach of a component (M, 2), and which of them lie on every second line."""
         block = 8  # points along a side of the blocks that are kept or left as a whole
         margin = _REACH * self.std + 0.5 * self.side
         low, high = self.centres.amin(dim=0) - margin, self.centres.amax(dim=0) + margin
@@ -92,7 +92,7 @@ class PlanarMixture:
         return low + step * index.double(), (index % 2 == 0).all(dim=1)
 
     def _relevant(self, points: Tensor) -> Tensor:
-        """Gives the indices of the components that matter somewhere in the bounding box of these points."""
+        """Return the indices of the components that matter somewhere in the bounding box of these points."""
         low, high = points.amin(dim=0), points.amax(dim=0)
         middle, half = 0.5 * (low + high), 0.5 * (high - low)
         away = [(self._columns[axis] - middle[axis]).abs() for axis in (0, 1)]
@@ -122,14 +122,14 @@ class PlanarMixture:
         return torch.logsumexp(across + along + log_weights, dim=1)
 
     def _log_component(self, across: Tensor, along: Tensor) -> Tensor:
-        """Gives the log-density of a component at offsets (K,), (K,) from its centre; it falls with each |offset|."""
+        """Return the log-density of a component at offsets (K,), (K,) from its centre; it falls with each |offset|."""
         if self.side > 0.0:
             return self._log_blurred(across) + self._log_blurred(along)
         scale = 0.5 / self.std**2
         return -scale * (across.square() + along.square()) - math.log(2.0 * math.pi * self.std**2)
 
     def _log_blurred(self, offset: Tensor) -> Tensor:
-        """Gives the log-density of one coordinate of a blurred square, elementwise: a difference of two Phi."""
+        """Return the log-density of one coordinate of a blurred square, elementwise: a difference of two Phi."""
         outward = offset.abs()
         near, far = (outward - 0.5 * self.side) / self.std, (outward + 0.5 * self.side) / self.std
         if bool((near < _UNDERFLOW).all()):
@@ -141,3 +141,24 @@ class PlanarMixture:
         step = torch.minimum(lower - upper, -outward * (self.side / self.std**2))
         value: Tensor = upper + torch.log(-torch.expm1(step)) - math.log(self.side)
         return value
+
+
+class MixtureDataModule(PlanarDataModule):
+    """Base of the targets in the plane that are such a mixture: in closed form, or by quadrature along a curve.
+
+    Subclass requirements: ``plane_draw``; in ``__init__``, ``_mixture``, and what :class:`PlanarDataModule` requires.
+
+    Args:
+        name: Name of the source, as it appears in results.
+        **kwargs: Arguments of :class:`SampledDataModule`.
+    """
+
+    _mixture: PlanarMixture
+
+    def plane_log_prob(self, x: Tensor) -> Tensor:
+        """Return the log-density of the mixture; along a curve that is quadrature."""
+        return self._mixture.log_prob(x)
+
+    def plane_entropy(self) -> Integral:
+        """Integrate on a grid."""
+        return self._mixture.entropy()

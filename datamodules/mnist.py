@@ -55,12 +55,12 @@ class MNISTDataModule(LabelledDataModule):
         self.save_hyperparameters()
 
     def prepare_data(self) -> None:
-        """Downloads what is missing, if asked to; on one process of each machine."""
+        """Download what is missing, if asked to; on one process of each machine."""
         if self.download:
             download_mnist(str(self.folder))
 
     def load(self) -> dict[str, Labelled]:
-        """Reads the images and splits them.
+        """Read the images and split them.
 
         Returns:
             The splits: images (rows, 1, side, side) uint8 and labels.

@@ -123,7 +123,7 @@ class MNISTLatentsDataModule(DensityDataModule):
         self.save_hyperparameters()
 
     def prepare_data(self) -> None:
-        """Downloads the images if asked to and trains the autoencoder if need be; on one process of each machine."""
+        """Download the images if asked to and train the autoencoder if need be; on one process of each machine."""
         if self._splits:
             return
         if self.download:
@@ -131,7 +131,7 @@ class MNISTLatentsDataModule(DensityDataModule):
         self._autoencoder(self._images()["train"])
 
     def load(self) -> dict[str, Tensor]:
-        """Encodes the images of each split.
+        """Encode the images of each split.
 
         Returns:
             The splits ``train``, ``val`` and ``test``.
@@ -161,7 +161,7 @@ class MNISTLatentsDataModule(DensityDataModule):
         return rows
 
     def images(self, key: str) -> Tensor:
-        """Gives the images behind the rows of a split, in their order, setting up first if need be.
+        """Return the images behind the rows of a split, in their order, setting up first if need be.
 
         Args:
             key: ``train``, ``val`` or ``test``.
@@ -173,7 +173,7 @@ class MNISTLatentsDataModule(DensityDataModule):
         return self._shown[key].unit()
 
     def labels(self, key: str) -> Tensor:
-        """Gives the digits behind the rows of a split, in their order: (N,) int64.
+        """Return the digits behind the rows of a split, in their order: (N,) int64.
 
         Args:
             key: ``train``, ``val`` or ``test``.
@@ -183,7 +183,7 @@ class MNISTLatentsDataModule(DensityDataModule):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Gives the rows of any images of the source's size.
+        """Return the rows of any images of the source's size.
 
         Args:
             images: In [0, 1], (N, 1, side, side).
@@ -198,7 +198,7 @@ class MNISTLatentsDataModule(DensityDataModule):
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """Gives the images of any rows.
+        """Return the images of any rows.
 
         Args:
             latents: Training units, (N, D).

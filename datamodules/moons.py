@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from lightning_lift.datamodules.curves import curve_nodes
-from lightning_lift.datamodules.mixtures import PlanarMixture
-from lightning_lift.datamodules.planar import Integral, PlanarDataModule, check_width
+from lightning_lift.datamodules.mixtures import MixtureDataModule, PlanarMixture
+from lightning_lift.datamodules.planar import check_width
 from lightning_lift.datamodules.uniform import open_uniform
 
 
-class MoonsDataModule(PlanarDataModule):
+class MoonsDataModule(MixtureDataModule):
     """Two moons for density estimation: half circles of radius 2 with Gaussian noise.
 
     The half circles of scikit-learn's ``make_moons``, at uniform random angles, times 2 and moved by (-1, -0.2), as in
@@ -48,19 +48,11 @@ class MoonsDataModule(PlanarDataModule):
         self.save_hyperparameters()
 
     def plane_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws an angle, a half circle and the noise."""
+        """Draw an angle, a half circle and the noise."""
         upper = _upper(math.pi * open_uniform((num_rows,), generator))
         lower = torch.randint(2, (num_rows, 1), generator=generator).bool()
         noise = torch.randn(num_rows, 2, generator=generator, dtype=torch.float64)
         return torch.where(lower, _MIRROR - upper, upper) + self._mixture.std * noise
-
-    def plane_log_prob(self, x: Tensor) -> Tensor:
-        """Gives the log-density by quadrature along the half circles."""
-        return self._mixture.log_prob(x)
-
-    def plane_entropy(self) -> Integral:
-        """Integrates on a grid."""
-        return self._mixture.entropy()
 
 
 _MIRROR = torch.tensor([0.0, 0.6], dtype=torch.float64)  # the sum of a point and its mirror image in the centre

@@ -57,7 +57,7 @@ class OneDimensionalDataModule(SampledDataModule):
         self.save_hyperparameters()
 
     def standard_log_prob(self, z: Tensor) -> Tensor:
-        """Gives the log-density of the standard variable.
+        """Return the log-density of the standard variable.
 
         Args:
             z: Finite points (N,) of the closed standard support.
@@ -68,7 +68,7 @@ class OneDimensionalDataModule(SampledDataModule):
         raise NotImplementedError(f"{type(self).__name__} must implement standard_log_prob()")
 
     def standard_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws the standard variable exactly.
+        """Draw the standard variable exactly.
 
         Args:
             num_rows: How many.
@@ -80,15 +80,15 @@ class OneDimensionalDataModule(SampledDataModule):
         raise NotImplementedError(f"{type(self).__name__} must implement standard_draw()")
 
     def standard_entropy(self) -> float | None:
-        """Gives the entropy of the standard variable in nats if it has a closed form, else None."""
+        """Return the entropy of the standard variable in nats if it has a closed form, else None."""
         return None
 
     def draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws rows (num_rows, 1) float32; see the base class."""
+        """Draw rows (num_rows, 1) float32; see the base class."""
         return (self._loc + self._unit * self.standard_draw(num_rows, generator)).to(torch.float32)[:, None]
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Gives the true log-density of points (N, 1), in their dtype: (N,), -inf outside the support."""
+        """Return the true log-density of points (N, 1), in their dtype: (N,), -inf outside the support."""
         z = (x[:, 0] - self._loc) / self._unit
         low, high = self.standard_support
         largest = torch.finfo(z.dtype).max
@@ -111,7 +111,7 @@ class OneDimensionalDataModule(SampledDataModule):
         return self._integrated()[1] if self.standard_entropy() is None else 0.0
 
     def _integrated(self) -> tuple[float, float]:
-        """Integrates -p log p over the support, in float64: value and error estimate of the adaptive quadrature."""
+        """Integrate -p log p over the support, in float64: value and error estimate of the adaptive quadrature."""
         if self._quadrature is None:
 
             def integrand(point: float) -> float:

@@ -60,19 +60,19 @@ class PinwheelDataModule(PlanarDataModule):
         self.save_hyperparameters()
 
     def plane_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws a point of an arm, and turns it."""
+        """Draw a point of an arm, and turn it."""
         noise = torch.randn(num_rows, 2, generator=generator, dtype=torch.float64)
         arm = torch.randint(self._angles.shape[0], (num_rows,), generator=generator)
         points = noise * self._std + torch.tensor([1.0, 0.0], dtype=torch.float64)
         return _SCALE * _turned(points, -self._angles[arm] - self._twist(points))
 
     def plane_log_prob(self, x: Tensor) -> Tensor:
-        """Gives the log-density of the arms at the point before the twist, which keeps areas."""
+        """Return the log-density of the arms at the point before the twist, which keeps areas."""
         points = x / _SCALE
         return self._log_straight(_turned(points, self._twist(points))) - 2.0 * math.log(_SCALE)
 
     def plane_entropy(self) -> Integral:
-        """Integrates -log p over one arm on a grid, untwisted: all arms are alike, and the twist keeps areas."""
+        """Integrate -log p over one arm on a grid, untwisted: all arms are alike, and the twist keeps areas."""
         line = _STEP * torch.arange(-_GRID, _GRID + 1, dtype=torch.float64)
         grid = torch.cartesian_prod(line, line)
         weights = torch.exp(-0.5 * grid.square().sum(dim=1))
@@ -84,7 +84,7 @@ class PinwheelDataModule(PlanarDataModule):
         return Integral(fine + 2.0 * math.log(_SCALE), abs(fine - coarse) + 1e-13)
 
     def _log_straight(self, points: Tensor) -> Tensor:
-        """Gives the log-density (N,) of the arms without the twist."""
+        """Return the log-density (N,) of the arms without the twist."""
         arms = [_turned(points, angle.expand(points.shape[0])) for angle in self._angles]
         offsets = (torch.stack(arms) - torch.tensor([1.0, 0.0], dtype=torch.float64)) / self._std
         normalization = math.log(2.0 * math.pi * len(arms) * float(self._std.prod()))
@@ -98,6 +98,6 @@ class PinwheelDataModule(PlanarDataModule):
 
 
 def _turned(points: Tensor, angle: Tensor) -> Tensor:
-    """Turns points (N, 2) counterclockwise by angles (N,)."""
+    """Turn points (N, 2) counterclockwise by angles (N,)."""
     cos, sin = angle.cos(), angle.sin()
     return torch.stack([cos * points[:, 0] - sin * points[:, 1], sin * points[:, 0] + cos * points[:, 1]], dim=1)

@@ -57,7 +57,7 @@ class PlanarDataModule(SampledDataModule):
         self._integral: Integral | None = None
 
     def plane_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws points exactly, up to float64 rounding.
+        """Draw points exactly, up to float64 rounding.
 
         Args:
             num_rows: How many.
@@ -69,7 +69,7 @@ class PlanarDataModule(SampledDataModule):
         raise NotImplementedError(f"{type(self).__name__} must implement plane_draw()")
 
     def plane_log_prob(self, x: Tensor) -> Tensor:
-        """Gives the log-density of points.
+        """Return the log-density of points.
 
         Args:
             x: Finite points (N, 2), float64.
@@ -80,11 +80,11 @@ class PlanarDataModule(SampledDataModule):
         raise NotImplementedError(f"{type(self).__name__} must implement plane_log_prob()")
 
     def plane_entropy(self) -> Integral:
-        """Integrates -p log p, in nats."""
+        """Integrate -p log p, in nats."""
         raise NotImplementedError(f"{type(self).__name__} must implement plane_entropy()")
 
     def set_window(self, low: tuple[float, float], high: tuple[float, float]) -> None:
-        """States the plot window of a density on the whole plane.
+        """State the plot window of a density on the whole plane.
 
         Args:
             low: Lower ends.
@@ -94,11 +94,11 @@ class PlanarDataModule(SampledDataModule):
         self.set_range(support, torch.tensor([low, high], dtype=torch.float64))
 
     def draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws rows (num_rows, 2) float32; see the base class."""
+        """Draw rows (num_rows, 2) float32; see the base class."""
         return self.plane_draw(num_rows, generator).to(torch.float32)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Gives the true log-density of points (N, 2), computed in float64 and returned in their dtype: (N,).
+        """Return the true log-density of points (N, 2), computed in float64 and returned in their dtype: (N,).
 
         It is -inf at infinity and where it is below every number of that dtype, NaN for NaN.
         """
@@ -126,7 +126,7 @@ class PlanarDataModule(SampledDataModule):
 
 
 def check_positive(**values: float) -> None:
-    """Refuses values that are not positive and finite.
+    """Refuse values that are not positive and finite.
 
     Args:
         **values: Values by the names of their arguments.
@@ -140,7 +140,7 @@ def check_positive(**values: float) -> None:
 
 
 def check_width(extent: float, **values: float) -> None:
-    """Refuses noise that is not positive and finite, or too narrow for quadrature over a figure of some extent.
+    """Refuse noise that is not positive and finite, or too narrow for quadrature over a figure of some extent.
 
     Args:
         extent: Length of a side of the figure.
@@ -159,7 +159,7 @@ def check_width(extent: float, **values: float) -> None:
 
 
 def check_choice(choices: Mapping[str, _T], **values: str) -> _T:
-    """Looks one value up among its choices.
+    """Look one value up among its choices.
 
     Args:
         choices: What each choice stands for.

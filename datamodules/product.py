@@ -24,15 +24,15 @@ class _Logistic(OneDimensionalDataModule):
     standard_window: ClassVar[tuple[float, float]] = (-15.0, 15.0)
 
     def standard_log_prob(self, z: Tensor) -> Tensor:
-        """Gives -|z| - 2 log(1 + exp(-|z|))."""
+        """Return -|z| - 2 log(1 + exp(-|z|))."""
         return -z.abs() - 2.0 * torch.log1p(torch.exp(-z.abs()))
 
     def standard_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws the log-odds of a uniform."""
+        """Draw the log-odds of a uniform."""
         return torch.logit(open_uniform((num_rows,), generator))
 
     def standard_entropy(self) -> float:
-        """Gives 2."""
+        """Return 2."""
         return 2.0
 
 
@@ -83,11 +83,11 @@ class ProductDataModule(SampledDataModule):
         self.save_hyperparameters()
 
     def draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws rows (num_rows, D) float32; see the base class."""
+        """Draw rows (num_rows, D) float32; see the base class."""
         return self._column.draw(num_rows * self.dim, generator).view(num_rows, self.dim)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Gives the true log-density of points (N, D), computed in float64 and returned in their dtype: (N,)."""
+        """Return the true log-density of points (N, D), computed in float64 and returned in their dtype: (N,)."""
         total = self._column.log_prob(x.double().reshape(-1, 1)).view(-1, self.dim).sum(dim=1)
         result: Tensor = total.to(x.dtype)
         return result

@@ -85,7 +85,7 @@ class PublishedTable(DensityDataModule):
         self._standardization = None  # known when the rows are
 
     def read(self, source: TableSource) -> Arrays:
-        """Reads the rows of the splits ``train``, ``val`` and ``test`` in original units, each (rows, D).
+        """Read the rows of the splits ``train``, ``val`` and ``test`` in original units, each (rows, D).
 
         Args:
             source: The files found.
@@ -93,7 +93,7 @@ class PublishedTable(DensityDataModule):
         raise NotImplementedError(f"{type(self).__name__} must implement read()")
 
     def statistics(self, splits: Arrays) -> tuple[Floats, Floats]:
-        """Gives location (D,) and scale (D,) of the published standardisation.
+        """Return location (D,) and scale (D,) of the published standardisation.
 
         Args:
             splits: What :meth:`read` gave.
@@ -102,11 +102,11 @@ class PublishedTable(DensityDataModule):
 
     @staticmethod
     def path_is_file(path: str) -> bool:
-        """Gives whether a path names a file, there or not, and not a folder."""
+        """Return whether a path names a file, there or not, and not a folder."""
         return Path(path).is_file() or Path(path).suffix in _FILE_SUFFIXES
 
     def missing(self) -> str:
-        """Gives the words of the error when no files are found: what was looked for, and where to get it."""
+        """Return the words of the error when no files are found: what was looked for, and where to get it."""
         names = " or ".join(" and ".join(form.values()) for form in self._forms)
         return (
             f"no files of {self.name} at {self.path!r}: looked for {names} (plain or .gz) in that folder, in "
@@ -114,14 +114,14 @@ class PublishedTable(DensityDataModule):
         )
 
     def prepare_data(self) -> None:
-        """Downloads the archive if it is asked for and missing, and fills the cache; on one process of each machine."""
+        """Download the archive if it is asked for and missing, and fills the cache; on one process of each machine."""
         if self.download and self._find() is None:
             fetch_archive(self.path)
         if self.cache_folder is not None:
             self._rows()
 
     def load(self) -> dict[str, Tensor]:
-        """Reads and standardises the rows.
+        """Read and standardise the rows.
 
         Returns:
             The splits ``train``, ``val`` and ``test``.
@@ -169,7 +169,7 @@ class PublishedTable(DensityDataModule):
 
 
 def cut_off_last(rows: Floats, fraction: float = 0.1) -> tuple[Floats, Floats]:
-    """Cuts the last ``int(fraction * N)`` rows off, the way the published splits are made.
+    """Cut the last ``int(fraction * N)`` rows off, the way the published splits are made.
 
     Args:
         rows: (N, D).

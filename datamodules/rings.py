@@ -52,18 +52,18 @@ class RingsDataModule(PlanarDataModule):
         self.save_hyperparameters()
 
     def plane_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws a circle, an angle and the noise."""
+        """Draw a circle, an angle and the noise."""
         radius = self._radii[torch.randint(self._radii.shape[0], (num_rows,), generator=generator)]
         angle = 2.0 * math.pi * open_uniform((num_rows,), generator)
         points = radius[:, None] * torch.stack([angle.cos(), angle.sin()], dim=1)
         return points + self._noise * torch.randn(num_rows, 2, generator=generator, dtype=torch.float64)
 
     def plane_log_prob(self, x: Tensor) -> Tensor:
-        """Gives the log-density in closed form, with exp(-z) I_0(z) so that nothing overflows."""
+        """Return the log-density in closed form, with exp(-z) I_0(z) so that nothing overflows."""
         return self._radial(x.norm(dim=1))
 
     def plane_entropy(self) -> Integral:
-        """Integrates along the radius by two Gauss-Legendre rules."""
+        """Integrate along the radius by two Gauss-Legendre rules."""
         end = float(self._radii[-1]) + 10.0 * self._noise
         panels = math.ceil(end / (4.0 * self._noise))
         fine, coarse = (self._surprise(end, count) for count in (2 * panels, panels))

@@ -68,7 +68,7 @@ class SampledDataModule(DensityDataModule):
             self._num_rows["train"] = num_train
 
     def load(self) -> dict[str, Tensor]:
-        """Draws the fixed sets, each from a generator of its own.
+        """Draw the fixed sets, each from a generator of its own.
 
         Returns:
             The splits, each (rows, D).

@@ -11,7 +11,7 @@ _SEED_SPACE = 2**32
 
 
 def stream_seed(data_seed: int, purpose: Purpose, *more: int) -> int:
-    """Gives the base seed of one random stream.
+    """Return the base seed of one random stream.
 
     Args:
         data_seed: The seed of the data module, a nonnegative integer.
@@ -26,7 +26,7 @@ def stream_seed(data_seed: int, purpose: Purpose, *more: int) -> int:
 
 
 def generator_at(base: int, position: int) -> torch.Generator:
-    """Gives the CPU generator of one position in a stream, without making the positions before it.
+    """Return the CPU generator of one position in a stream, without making the positions before it.
 
     PyTorch's Mersenne Twister keeps only the low 32 bits of its seed. Hashing positions into 32 bits would repeat a
     batch within about 10^5 of them (birthday bound), so consecutive positions get consecutive seeds: no two of the
@@ -43,7 +43,7 @@ def generator_at(base: int, position: int) -> torch.Generator:
 
 
 def check_data_seed(data_seed: int) -> None:
-    """Refuses a seed that no stream can be made of.
+    """Refuse a seed that no stream can be made of.
 
     Args:
         data_seed: The value to check.

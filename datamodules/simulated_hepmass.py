@@ -108,7 +108,7 @@ class SimulatedHEPMASS:
         return marginal + 0.5 * self._log_det - float(self.scale.log().sum())
 
     def draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws rows exactly.
+        """Draw rows exactly.
 
         Args:
             num_rows: How many.
@@ -124,7 +124,7 @@ class SimulatedHEPMASS:
         return rows.clamp(low, high)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Gives the log-density in training units, -inf outside the support.
+        """Return the log-density in training units, -inf outside the support.
 
         Args:
             x: Points (N, 21), in training units.
@@ -146,7 +146,7 @@ class SimulatedHEPMASS:
 
 
 def _inside(ends: Tensor, direction: float) -> Tensor:
-    """Rounds ends (D,) to float32 towards the inside of the support."""
+    """Round ends (D,) to float32 towards the inside of the support."""
     rounded = ends.to(torch.float32)
     beyond = rounded < ends if direction > 0 else rounded > ends
     return torch.where(beyond, torch.nextafter(rounded, torch.full_like(rounded, direction)), rounded)

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from lightning_lift.datamodules.curves import curve_nodes
-from lightning_lift.datamodules.mixtures import PlanarMixture
-from lightning_lift.datamodules.planar import Integral, PlanarDataModule, check_width
+from lightning_lift.datamodules.mixtures import MixtureDataModule, PlanarMixture
+from lightning_lift.datamodules.planar import check_width
 from lightning_lift.datamodules.uniform import open_uniform
 
 _START, _STOP = 1.5 * math.pi, 4.5 * math.pi
 _SHRINK = 5.0
 
 
-class SwissRollDataModule(PlanarDataModule):
+class SwissRollDataModule(MixtureDataModule):
     """Swiss roll in two columns: (t cos t, t sin t) / 5 with t uniform on [1.5 pi, 4.5 pi], and Gaussian noise.
 
     The first and third column of scikit-learn's ``make_swiss_roll``, divided by 5. FFJORD (Grathwohl et al. 2019) adds
@@ -51,17 +51,9 @@ class SwissRollDataModule(PlanarDataModule):
         self.save_hyperparameters()
 
     def plane_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws an angle and the noise."""
+        """Draw an angle and the noise."""
         points = _roll(_START + (_STOP - _START) * open_uniform((num_rows,), generator))
         return points + self._mixture.std * torch.randn(num_rows, 2, generator=generator, dtype=torch.float64)
-
-    def plane_log_prob(self, x: Tensor) -> Tensor:
-        """Gives the log-density by quadrature along the curve."""
-        return self._mixture.log_prob(x)
-
-    def plane_entropy(self) -> Integral:
-        """Integrates on a grid."""
-        return self._mixture.entropy()
 
 
 def _roll(t: Tensor) -> Tensor:

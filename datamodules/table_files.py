@@ -69,9 +69,11 @@ class TableFile:
             if suffix != ".csv":
                 raise ValueError(f"header: false belongs to a .csv file, got {path!r}")
             list_names, self._read = partial(_csv_names, header=False), partial(_csv_values, header=False)
-        available, is_index = _guarded(path, list_names, path)
-        shown = [name for name, index in zip(available, is_index, strict=True) if not index]
-        self.positions = resolve_columns(columns, available if columns else shown, path)
+        available: list[str] = _guarded(path, list_names, path)
+        index = _guarded(path, _parquet_index, path) if suffix == ".parquet" else []
+        # at the end, so that no position changes
+        available = [name for name in available if name not in index] + index
+        self.positions = resolve_columns(columns, available if columns else available[: -len(index) or None], path)
         dropped = resolve_columns(drop_columns, available, path) if drop_columns else []
         self.positions = [position for position in self.positions if position not in dropped]
         self.names = [available[position] for position in self.positions]
@@ -103,7 +105,7 @@ class TableFile:
 
 
 def resolve_columns(columns: Columns | None, available: Sequence[str], source: str) -> list[int]:
-    """Finds columns by name or position.
+    """Find columns by name or position.
 
     Args:
         columns: Names, or positions from 0. None for all.
@@ -142,7 +144,7 @@ def _listed(names: Sequence[str], limit: int = 40) -> str:
 
 
 def _guarded(path: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a reader; what the file libraries raise about a damaged file becomes a ValueError that names the file."""
+    """Call a reader; what the file libraries raise about a damaged file becomes a ValueError that names the file."""
     try:
         return function(*arguments)
     except TableError as error:
@@ -173,7 +175,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _csv_names(path: str, header: bool = True) -> tuple[list[str], list[bool]]:
+def _csv_names(path: str, header: bool = True) -> list[str]:
     with _csv_text(path) as file:
         lines = (line for line in csv.reader(file) if line)  # pandas skips blank lines too
         names = [cell.strip() for cell in next(lines, [])]
@@ -192,7 +194,7 @@ def _csv_names(path: str, header: bool = True) -> tuple[list[str], list[bool]]:
         raise TableError(f"the only column is named {names[0]!r}; columns must be separated by commas")
     if first is not None and len(first) != len(names):
         raise TableError(f"the header has {len(names)} names but the first row has {len(first)} values")
-    return names if header else [str(i) for i in range(len(names))], [False] * len(names)
+    return names if header else [str(i) for i in range(len(names))]
 
 
 @contextmanager
@@ -257,9 +259,8 @@ def _check_array(shape: tuple[int, ...], dtype: np.dtype[Any], label: str) -> No
         raise TableError(f"{label} has shape {shape}; a table is (rows, columns), or (rows,) for one column")
 
 
-def _array_names(shape: tuple[int, ...]) -> tuple[list[str], list[bool]]:
-    count = shape[1] if len(shape) == 2 else 1
-    return [str(i) for i in range(count)], [False] * count
+def _array_names(shape: tuple[int, ...]) -> list[str]:
+    return [str(i) for i in range(shape[1] if len(shape) == 2 else 1)]
 
 
 def _two_dimensional(array: npt.NDArray[Any], positions: list[int]) -> Table:
@@ -299,7 +300,7 @@ def read_header(file: IO[bytes], size: int, label: str) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _npy_names(path: str) -> tuple[list[str], list[bool]]:
+def _npy_names(path: str) -> list[str]:
     with open(path, "rb") as file:
         return _array_names(read_header(file, os.stat(path).st_size, "the array"))
 
@@ -308,7 +309,7 @@ def _npy_values(path: str, positions: list[int], names: list[str]) -> Table:
     return _two_dimensional(np.load(path, allow_pickle=False), positions)
 
 
-def _npz_names(path: str) -> tuple[list[str], list[bool]]:
+def _npz_names(path: str) -> list[str]:
     shapes = {}
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
@@ -323,7 +324,7 @@ def _npz_names(path: str) -> tuple[list[str], list[bool]]:
             "the archive must hold one 2-D array, or several 1-D arrays of equal length (one a column); "
             f"it holds {shapes}"
         )
-    return list(shapes), [False] * len(shapes)
+    return list(shapes)
 
 
 def _npz_values(path: str, positions: list[int], names: list[str]) -> Table:
@@ -341,13 +342,16 @@ def _refuse_inflated(unpacked: int, packed: int) -> None:
 # Parquet
 
 
-def _parquet_names(path: str) -> tuple[list[str], list[bool]]:
+def _parquet_names(path: str) -> list[str]:
+    # pandas stores an index without a name under such names: no column of the table
+    return [name for name in pyarrow.parquet.read_schema(path).names if not re.fullmatch(r"__index_level_\d+__", name)]
+
+
+def _parquet_index(path: str) -> list[str]:
+    """Names of the columns that pandas has written as an index."""
     schema = pyarrow.parquet.read_schema(path)
     written = json.loads((schema.metadata or {}).get(b"pandas", b"{}")).get("index_columns", [])
-    # without a meaningful name: no column of the table
-    names = [name for name in schema.names if not re.fullmatch(r"__index_level_\d+__", name)]
-    names.sort(key=lambda name: name in written)  # at the end, so that no position changes
-    return names, [name in written for name in names]
+    return [name for name in _parquet_names(path) if name in written]
 
 
 def _parquet_values(path: str, positions: list[int], names: list[str]) -> Table:
@@ -357,10 +361,7 @@ def _parquet_values(path: str, positions: list[int], names: list[str]) -> Table:
     return _numeric([table[name].combine_chunks() for name in names], names)
 
 
-_Names = Callable[[str], tuple[list[str], list[bool]]]
-"""Names of the columns of a file, and for each whether it is an index that is used only where it is asked for."""
-
-_READERS: dict[str, tuple[_Names, Callable[[str, list[int], list[str]], Table]]] = {
+_READERS: dict[str, tuple[Callable[[str], list[str]], Callable[[str, list[int], list[str]], Table]]] = {
     ".csv": (_csv_names, _csv_values),
     ".npy": (_npy_names, _npy_values),
     ".npz": (_npz_names, _npz_values),

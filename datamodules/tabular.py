@@ -203,7 +203,7 @@ def _known_tables() -> str:
 
 
 def _shipped_table(table: str, columns: list[str | int] | None, dropped: list[str | int]) -> tuple[list[str], Table]:
-    """Loads one of scikit-learn's tables: names and values of the columns wanted."""
+    """Load one of scikit-learn's tables: names and values of the columns wanted."""
     if table not in get_args(ShippedTable):
         raise ValueError(f"unknown table {table!r}; scikit-learn ships {_known_tables()}")
     bunch = getattr(datasets, table)()

@@ -42,7 +42,7 @@ class TwoMoonsDataModule(LabelledDataModule):
         self.save_hyperparameters()
 
     def load(self) -> dict[str, Labelled]:
-        """Draws the fixed sets.
+        """Draw the fixed sets.
 
         Returns:
             The splits: rows (rows, 2) float32 and labels.

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from lightning_lift.datamodules.curves import curve_nodes
-from lightning_lift.datamodules.mixtures import PlanarMixture
-from lightning_lift.datamodules.planar import Integral, PlanarDataModule, check_choice, check_width
+from lightning_lift.datamodules.mixtures import MixtureDataModule, PlanarMixture
+from lightning_lift.datamodules.planar import check_choice, check_width
 from lightning_lift.datamodules.uniform import open_uniform
 
 _TURN = 3.0 * math.pi  # 540 degrees
@@ -17,7 +17,7 @@ _SHRINK = 3.0
 _SHAPES = {"lift": (math.pi, 0.1 / _SHRINK, 0.0), "cp_flow": (0.0, 0.1, 0.5 / _SHRINK)}
 
 
-class TwoSpiralsDataModule(PlanarDataModule):
+class TwoSpiralsDataModule(MixtureDataModule):
     """Two spirals of one and a half turns, each the other's mirror image in the origin, with Gaussian noise.
 
     With t = 3 pi sqrt(U), U uniform, a point is +-(-r cos t, r sin t), each sign with probability 1/2, then:
@@ -67,17 +67,9 @@ class TwoSpiralsDataModule(PlanarDataModule):
         return torch.stack([-radius * t.cos(), radius * t.sin()], dim=1)
 
     def plane_draw(self, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Draws an angle, the uniform smear, a sign, and the noise."""
+        """Draw an angle, the uniform smear, a sign, and the noise."""
         points = self._arm(_TURN * open_uniform((num_rows,), generator).sqrt())
         points = points + self._side * open_uniform((num_rows, 2), generator)
         sign = 2 * torch.randint(2, (num_rows, 1), generator=generator) - 1
         noise = torch.randn(num_rows, 2, generator=generator, dtype=torch.float64)
         return sign * points + self._mixture.std * noise
-
-    def plane_log_prob(self, x: Tensor) -> Tensor:
-        """Gives the log-density by quadrature along the curve."""
-        return self._mixture.log_prob(x)
-
-    def plane_entropy(self) -> Integral:
-        """Integrates on a grid."""
-        return self._mixture.entropy()

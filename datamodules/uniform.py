@@ -7,7 +7,7 @@ _HALF_STEP = 2.0**-54  # half the spacing of the 53-bit uniform grid
 
 
 def open_uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Draws uniform numbers strictly between 0 and 1.
+    """Draw uniform numbers strictly between 0 and 1.
 
     Args:
         shape: Shape of the result.
@@ -21,7 +21,7 @@ def open_uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def standard_exponential(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Draws standard exponential numbers by the inverse distribution function, -log U.
+    """Draw standard exponential numbers by the inverse distribution function, -log U.
 
     Args:
         shape: Shape of the result.

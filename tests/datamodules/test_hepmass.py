@@ -367,5 +367,5 @@ def test_a_row_with_an_empty_mass_is_named(tmp_path: Path, row: int) -> None:
 def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path) -> None:
     (tmp_path / "1000_train.csv.gz").write_bytes(gzip.compress(b"1" * 20_000_000))
     (tmp_path / "1000_test.csv").write_bytes(TEST_CSV)
-    with pytest.raises(ValueError, match="begins with numbers"):
+    with pytest.raises(ValueError, match="no rows under its first line"):
         data_of(str(tmp_path), tmp_path).setup()
