@@ -1,6 +1,7 @@
 """A resumed run equals the uninterrupted one, bit for bit, and a validation changes neither."""
 
 import functools
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 
-from lightning_lift.callbacks import CrossCovariance, DensityFigure, ShoulderOccupancy, WeightHistograms
+from lightning_lift.callbacks import CrossCovariance, DensityFigure, LastCheckpoint, ShoulderOccupancy, WeightHistograms
 from lightning_lift.datamodules import EightGaussiansDataModule, GumbelDataModule
 from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM
 from lightning_lift.networks import ICNN
@@ -28,7 +29,8 @@ def run(
     fitting: dict[str, Any] = {"lr_scheduler": schedule, "learning_rate": 2e-2}
     sizes = {"batch_size": 16, "batches_per_epoch": EPOCH, "num_val": 64, "num_test": 64, "num_calibration": 64}
     network = functools.partial(ICNN, widths=[8, 8])
-    module: L.LightningModule = LogConcaveEBM(1, network, ARMS[arm], **fitting)
+    kind = settings.pop("kind", LogConcaveEBM)
+    module: L.LightningModule = kind(1, network, ARMS[arm], **fitting)
     data: L.LightningDataModule = GumbelDataModule(**sizes, num_train=num_train)
     flow = settings.pop("flow", None)
     if flow is not None:
@@ -130,3 +132,61 @@ def test_validating_in_mid_epoch_changes_nothing(tmp_path: Path, num_train: int 
         if isinstance(tensor, torch.Tensor):
             assert torch.equal(tensor, often["state_dict"][name]), name
             assert torch.equal(tensor, resumed["state_dict"][name]), name
+
+
+class Interrupt(L.Callback):
+    """Ctrl-C at a hook of the batch behind so many steps."""
+
+    def __init__(self, hook: str, step: int) -> None:
+        def stop(trainer: L.Trainer, *_: Any) -> None:
+            if trainer.global_step == step:
+                raise KeyboardInterrupt
+
+        setattr(self, hook, stop)
+
+
+@pytest.mark.parametrize(("arm", "averaging"), [("pgd", False), ("lift", True)])
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_before_backward", "on_before_optimizer_step"])
+def test_resumed_after_an_interruption_inside_a_batch(tmp_path: Path, arm: str, hook: str, averaging: bool) -> None:
+    """The batch has been served and not used: the resumed run has it again."""
+    whole = run(tmp_path / "whole", arm, 16 * EPOCH, averaging=averaging)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit) as left:
+        watch = [Interrupt(hook, EPOCH + 2), LastCheckpoint(str(tmp_path / "cut"))]
+        run(tmp_path / "cut", arm, 16 * EPOCH, averaging=averaging, watch=watch)
+    signal.signal(signal.SIGINT, handler)  # Lightning ignores further ones
+    assert left.value.code == 1
+    resumed = run(tmp_path / "resumed", arm, 16 * EPOCH, tmp_path / "cut" / "exception.ckpt", averaging=averaging)
+    assert_equal(whole, resumed)
+
+
+class OneCycle(LogConcaveEBM):
+    """Asks for the number of steps before the checkpoint's place in the data is known."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters())
+        steps = int(self.trainer.estimated_stepping_batches)
+        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-2, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+
+
+@pytest.mark.parametrize("num_train", [None, 16 * EPOCH], ids=["stream", "fixed"])
+def test_resumed_under_a_schedule_that_asks_for_the_number_of_steps(tmp_path: Path, num_train: int | None) -> None:
+    whole = run(tmp_path / "whole", "direct", num_train, kind=OneCycle)
+    resumed = run(
+        tmp_path / "resumed", "direct", num_train, tmp_path / "whole" / f"step={EPOCH + 2}.ckpt", kind=OneCycle
+    )
+    assert_equal(whole, resumed)
+
+
+@pytest.mark.parametrize("averaging", [False, True], ids=["plain", "averaged"])
+@pytest.mark.parametrize("steps", [EPOCH, EPOCH + 3, EPOCH + 4])
+def test_a_run_is_extended_from_its_last_checkpoint(tmp_path: Path, steps: int, averaging: bool) -> None:
+    """Whether it ended with an epoch, a validation or neither."""
+    settings: dict[str, Any] = {"averaging": averaging, "max_epochs": -1, "val_check_interval": 3}
+    whole = run(tmp_path / "whole", "lift", max_steps=STEPS, **settings)
+    with pytest.raises(FileNotFoundError):  # of the step that it does not come to
+        run(tmp_path / "first", "lift", max_steps=steps, watch=[LastCheckpoint(str(tmp_path))], **settings)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == steps
+    extended = run(tmp_path / "second", "lift", ckpt_path=tmp_path / "last.ckpt", max_steps=STEPS, **settings)
+    assert_equal(whole, extended)
