@@ -1,8 +1,11 @@
 """The contract of a data module: batches of rows, and what is known about their density."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -176,6 +179,24 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
             raise ValueError(f"every scale must be positive and finite, got {scale.tolist()}")
         self._standardization = location.to(torch.float64), scale.to(torch.float64)
+
+    def to_training_units(
+        self, splits: Mapping[str, npt.NDArray[Any]], location: npt.NDArray[Any], scale: npt.NDArray[Any]
+    ) -> dict[str, Tensor]:
+        """State the units of a table, and the whole space as its support, and bring its splits into them.
+
+        Args:
+            splits: Rows in original units, (rows, D) each, ``train`` among them.
+            location: (D,).
+            scale: (D,), positive.
+
+        Returns:
+            The splits in training units, float32.
+        """
+        self.set_standardization(torch.from_numpy(location), torch.from_numpy(scale))
+        served = {key: torch.from_numpy(((rows - location) / scale).astype(np.float32)) for key, rows in splits.items()}
+        self.set_open_range(served["train"])
+        return served
 
     # What everyone uses.
 

@@ -90,16 +90,7 @@ class BatchLoader:
 
     @classmethod
     def fixed(
-        cls,
-        tensor: Tensor,
-        batch_size: int,
-        *,
-        base_seed: int = 0,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        shard: bool = True,
-        same_every_epoch: bool = False,
-        label: str = "data",
+        cls, tensor: Tensor, batch_size: int, *, base_seed: int = 0, shuffle: bool = False, **settings: Any
     ) -> "BatchLoader":
         """Make a loader of the rows of one tensor.
 
@@ -108,28 +99,18 @@ class BatchLoader:
             batch_size: Rows of one process's batch.
             base_seed: Base seed of the shuffling; the order is a function of it and the epoch.
             shuffle: Whether each epoch has its own order.
-            drop_last: Whether a last global batch with missing rows is left out (training). Otherwise its rows are
-                split over the processes as evenly as possible, none repeated and none left out (evaluation).
-            shard: Whether the processes share the rows; otherwise each serves all of them.
-            same_every_epoch: Whether every epoch has the order of epoch 0.
-            label: What the rows are called in error messages.
+            **settings: Arguments of the class: ``drop_last`` (for training; otherwise the rows of a last incomplete
+                batch are split over the processes as evenly as possible, none repeated and none left out), ``shard``,
+                ``same_every_epoch`` (the order of epoch 0), ``label``.
 
         Returns:
             The loader.
         """
-        source = TensorSource(tensor, base_seed, shuffle)
-        return cls(source, batch_size, drop_last, shard, same_every_epoch, label)
+        return cls(TensorSource(tensor, base_seed, shuffle), batch_size, **settings)
 
     @classmethod
     def stream(
-        cls,
-        draw: Draw,
-        batch_size: int,
-        num_batches: int,
-        *,
-        base_seed: int = 0,
-        same_every_epoch: bool = False,
-        label: str = "data",
+        cls, draw: Draw, batch_size: int, num_batches: int, *, base_seed: int = 0, **settings: Any
     ) -> "BatchLoader":
         """Make a loader of fresh rows.
 
@@ -138,14 +119,12 @@ class BatchLoader:
             batch_size: Rows of one process's batch.
             num_batches: Global batches of an epoch.
             base_seed: Base seed; a batch is a function of it, the epoch and the batch's index.
-            same_every_epoch: Whether every epoch serves the batches of epoch 0.
-            label: What the rows are called in error messages.
+            **settings: Arguments of the class: ``same_every_epoch`` (the batches of epoch 0), ``label``.
 
         Returns:
             The loader.
         """
-        source = StreamSource(draw, base_seed, num_batches)
-        return cls(source, batch_size, same_every_epoch=same_every_epoch, label=label)
+        return cls(StreamSource(draw, base_seed, num_batches), batch_size, **settings)
 
     @property
     def batch_sampler(self) -> "_EpochHandle":

@@ -147,15 +147,13 @@ class MNISTLatentsDataModule(DensityDataModule):
             images = {key: part.rows(torch.where(part.labels == self.digit)[0]) for key, part in images.items()}
         self._refuse_few(images)
         codes = {key: _through(network.encode, part.unit()) for key, part in images.items()}
-        location, scale = codes["train"].double().mean(dim=0), codes["train"].double().std(dim=0)
+        location, scale = (part.numpy() for part in (codes["train"].double().mean(0), codes["train"].double().std(0)))
         if float(scale.min()) <= _LEAST_SPREAD * float(scale.max()):
             raise ValueError(
                 f"{self.name}: number {int(scale.argmin()) + 1} of the codes hardly varies (standard deviation "
                 f"{float(scale.min()):.2g}): lower latent_dim or code_penalty"
             )
-        self.set_standardization(location, scale)
-        rows = {key: ((part.double() - location) / scale).to(torch.float32) for key, part in codes.items()}
-        self.set_open_range(rows["train"])
+        rows = self.to_training_units({key: part.double().numpy() for key, part in codes.items()}, location, scale)
         self._network, self._shown = network, images
         rank_zero_info(f"{self.name}: reconstruction error a pixel {self._errors(codes)}")
         return rows
@@ -194,7 +192,7 @@ class MNISTLatentsDataModule(DensityDataModule):
         self.setup()
         assert self._network is not None
         codes = _through(self._network.encode, images.detach().cpu().to(torch.float32))
-        return ((codes.double() - self.location.double()) / self.scale.double()).to(torch.float32)
+        return ((codes.double() - self.location) / self.scale).to(torch.float32)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
@@ -213,7 +211,7 @@ class MNISTLatentsDataModule(DensityDataModule):
         assert self._network is not None
         if latents.ndim != 2 or latents.shape[1] != self.dim:
             raise ValueError(f"latents must be (rows, {self.dim}), got {tuple(latents.shape)}")
-        codes = self.location.double() + self.scale.double() * latents.detach().cpu().double()
+        codes = self.location + self.scale * latents.detach().cpu().double()
         return _through(self._network.decode, codes.to(torch.float32)).clamp(0.0, 1.0)
 
     def _images(self) -> dict[str, DigitImages]:

@@ -2,10 +2,10 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from lightning_lift.datamodules.array_cache import Arrays, cached, fingerprint
@@ -47,9 +47,7 @@ class PublishedTable(DensityDataModule):
         cache_folder: Where the rows are kept once they are read. None to read them each time.
         settings: What else decides the rows that ``read`` gives, with the version of the reader.
         zip_name: Name of a zip archive that holds the files too.
-        batch_size: Rows of one process's training batch.
-        data_seed: Seed of everything random in the data.
-        eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
+        **kwargs: Arguments of :class:`DensityDataModule`: ``batch_size``, ``data_seed``, ``eval_batch_size``.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -69,13 +67,9 @@ class PublishedTable(DensityDataModule):
         cache_folder: str | None,
         settings: tuple[object, ...],
         zip_name: str | None = None,
-        batch_size: int,
-        data_seed: int,
-        eval_batch_size: int | None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            dim=dim, name=name, batch_size=batch_size, data_seed=data_seed, eval_batch_size=eval_batch_size
-        )
+        super().__init__(dim=dim, name=name, **kwargs)
         if download and self.path_is_file(path):
             raise ValueError(f"download: true puts the archive into a folder: give one as path, got {path!r}")
         self.path, self.download, self.benchmark = os.fspath(path), download, benchmark
@@ -134,14 +128,9 @@ class PublishedTable(DensityDataModule):
         location, scale = self.statistics(splits)
         if not (scale > 0).all():
             raise ValueError(f"{self.name}: constant column(s) at position {np.flatnonzero(~(scale > 0)).tolist()}")
-        self.set_standardization(torch.from_numpy(location), torch.from_numpy(scale))
         names = [str(column) for column in range(self.dim)]
         self.row_marks = {key: row_marks(rows, names) for key, rows in splits.items()}
-        tensors = {
-            key: torch.from_numpy(((rows - location) / scale).astype(np.float32)) for key, rows in splits.items()
-        }
-        self.set_open_range(tensors["train"])
-        return tensors
+        return self.to_training_units(splits, location, scale)
 
     def _find(self) -> TableSource | None:
         return find_table(self.path, self._folder, self._forms, self._zip_name)

@@ -175,6 +175,32 @@ def test_columns_that_share_their_numbers_are_not_larger_than_the_file(monkeypat
         read_frame(io.BytesIO(pickle.dumps(whole)), "x.pickle")
 
 
+class Pointers:
+    """An array of objects over a buffer of the author's choice: whoever looks at it follows the addresses in it."""
+
+    def __reduce__(self):
+        return np.ndarray, ((3,), np.dtype("O"), np.full(3, 0xDEAD, dtype=np.int64).tobytes())
+
+
+@pytest.mark.parametrize("place", ["labels", "places", "values"])
+def test_no_array_is_made_over_a_buffer_of_addresses(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    old = old_pandas(monkeypatch)
+    evil = Pointers()
+
+    class LabelIndex:
+        def __reduce__(self):
+            names = np.array(["p", "q", "r"], dtype=object)
+            return old._new_Index, (old.Index, {"data": evil if place == "labels" else names, "name": None})
+
+    block = {"values": np.zeros((3, 2)), "mgr_locs": slice(0, 3)}
+    block |= {"places": {"mgr_locs": evil}, "values": {"values": evil}}.get(place, {})
+    manager, whole = old.BlockManager(), old.DataFrame()
+    manager.saved = ([LabelIndex()], [], [], {"0.14.1": {"axes": [LabelIndex()], "blocks": [block]}})
+    whole.saved = manager
+    with pytest.raises(ValueError, match=r"holds numpy\.ndarray where an array should be"):
+        read_frame(io.BytesIO(pickle.dumps(whole)), "x.pickle")
+
+
 def test_a_file_beyond_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_pickle, "LARGEST", 100)
     with pytest.raises(ValueError, match="more than 100 bytes"):
