@@ -13,7 +13,14 @@ from typing import Any
 import lightning as L
 from jsonargparse import ActionYesNo, ArgumentError, Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, RichModelSummary, RichProgressBar
+from lightning.pytorch.callbacks import (
+    Callback,
+    Checkpoint,
+    ModelCheckpoint,
+    ProgressBar,
+    RichModelSummary,
+    RichProgressBar,
+)
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -137,7 +144,10 @@ class LiftCLI(LightningCLI):
         self.trainer = self.instantiate_trainer()
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """The trainer; with a progress bar, a run summary and ``last.ckpt``, unless it brings its own."""
+        """The trainer; with a progress bar, a run summary and ``last.ckpt``, unless it brings its own.
+
+        With ``logger: false`` only checkpoints with a ``dirpath`` of their own are written.
+        """
         config = self._get(self.config_init, "trainer")
         callbacks = config["callbacks"] or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
@@ -154,6 +164,10 @@ class LiftCLI(LightningCLI):
         if self.subcommand == "predict":
             extra.append((PredictionWriter, PredictionWriter()))
         callbacks += [new for kind, new in extra if not any(isinstance(old, kind) for old in callbacks)]
+        if config["logger"] is False:  # no run has a folder then, and nothing goes to the working directory instead
+            self.save_config_callback = None
+            callbacks = [c for c in callbacks if not isinstance(c, ModelCheckpoint) or c.dirpath is not None]
+            kwargs["enable_checkpointing"] = any(isinstance(c, Checkpoint) for c in callbacks)
         trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         write_whole_files(trainer)
         return trainer

@@ -433,3 +433,11 @@ def test_what_this_package_raises_is_one_sentence_and_a_bug_has_its_traceback(
         monkeypatch.setattr("lightning_lift.cli.LiftCLI", call)
         with pytest.raises((RuntimeError, KeyError)):
             main(["fit"])
+
+
+@pytest.mark.parametrize(
+    "flags", [["--trainer.fast_dev_run=true"], ["--trainer.logger=false", "--trainer.max_steps=2"]]
+)
+def test_nothing_is_written_without_a_logger_or_in_a_development_run(flags: list[str]) -> None:
+    fit("--test_after_fit", *flags)
+    assert list(Path().iterdir()) == []

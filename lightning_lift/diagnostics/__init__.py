@@ -19,7 +19,6 @@ from lightning_lift.diagnostics.escape import (
 from lightning_lift.diagnostics.escape_problems import EscapeProblem, ShoulderNoise, double_well, make_problem
 from lightning_lift.diagnostics.landscape import (
     Plane,
-    evaluate_on_plane,
     filter_normalized,
     grid_coordinates,
     plane_through,
@@ -32,7 +31,6 @@ from lightning_lift.diagnostics.probe import ProbeRows, collect, probe_cross_cov
 from lightning_lift.diagnostics.shoulder import (
     SHOULDER_SLOPE,
     Transitions,
-    exact_zero_fraction,
     floor_mask,
     occupancy,
     occupancy_by_tensor,
@@ -40,7 +38,7 @@ from lightning_lift.diagnostics.shoulder import (
     shoulder_threshold,
     transitions,
 )
-from lightning_lift.diagnostics.survival import SurvivalCurve, kaplan_meier, kaplan_meier_of_counts
+from lightning_lift.diagnostics.survival import SurvivalCurve, kaplan_meier_of_counts
 from lightning_lift.diagnostics.trailing_window import TrailingWindow, read_window
 from lightning_lift.diagnostics.update_noise import NoiseReading, noise_directions, update_noise
 from lightning_lift.diagnostics.visits import VisitCounter, VisitSummary
@@ -76,16 +74,13 @@ __all__ = [
     "architecture_reading",
     "collect",
     "double_well",
-    "evaluate_on_plane",
     "evaluation_loss",
-    "exact_zero_fraction",
     "exit_slope",
     "filter_normalized",
     "floor_mask",
     "grid_coordinates",
     "hessian_products",
     "jensen_gap",
-    "kaplan_meier",
     "kaplan_meier_of_counts",
     "latent_of",
     "latent_step",

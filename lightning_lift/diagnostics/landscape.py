@@ -1,6 +1,6 @@
 """Two-dimensional slices of a loss: the plane, what is projected on it, and the loss on a grid of its points."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -182,17 +182,6 @@ def slice_axes(coordinates: Tensor, num_points: int, margin: float = 0.25) -> tu
 def grid_coordinates(axes: tuple[Tensor, Tensor]) -> Tensor:
     """Coordinates of the grid's points, shape (n^2, 2): the second coordinate runs faster."""
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
-
-
-def evaluate_on_plane(loss: Callable[[Tensor], float], plane: Plane, coordinates: Tensor) -> Tensor:
-    """The loss at points of a plane, shape (M,), float64.
-
-    Args:
-        loss: of a vector (P,); NaN where it is not defined.
-        plane: the plane.
-        coordinates: shape (M, 2).
-    """
-    return torch.tensor([loss(plane.point(pair)) for pair in coordinates], dtype=torch.float64)
 
 
 def _principal_directions(rows: Tensor, count: int, size: float) -> Tensor:

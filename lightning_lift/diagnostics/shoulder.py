@@ -104,11 +104,6 @@ def parameterization_floor(parameterization: Parameterization) -> float:
     return float(getattr(parameterization, "floor", 0.0))
 
 
-def exact_zero_fraction(weights: Tensor) -> float:
-    """The fraction of weights that are exactly zero, in [0, 1]."""
-    return occupancy(weights.detach() == 0)
-
-
 def occupancy(mask: Tensor) -> float:
     """The fraction of True in a mask, in [0, 1].
 

@@ -4,7 +4,7 @@ Trains the lift of a configuration for ``--steps`` and, at each of ``--looks`` s
 that fixed iterate. Printed is the schedule of standard deviations (root of the mean over the weights of the variance
 over the batches), as ``direct_noise:latent_noise=[[step, std], ...]`` takes it.
 
-    python benchmarks/latent_spread.py configs/mechanism/arms_gumbel.yaml --steps 1500 --rate 3e-3
+    python benchmarks/latent_noise_scale.py configs/mechanism/arms_gumbel.yaml --steps 1500 --rate 3e-3
 """
 
 import argparse
@@ -22,8 +22,8 @@ from lightning_lift.parameterizations.direct_noise import latent_std
 from lightning_lift.settings import read_config
 
 
-class Spread(L.Callback):
-    """Reads the spread over fixed batches at chosen steps."""
+class LatentNoiseScale(L.Callback):
+    """The noise scale of the latent over fixed batches, at chosen steps."""
 
     def __init__(self, batches: Sequence[torch.Tensor], steps: set[int]) -> None:
         self.batches, self.steps = batches, steps
@@ -56,7 +56,7 @@ def main() -> None:
     config = resolve(read_config(options.config), parse_arm(options.arm), options.rate, options.seed, options.steps)
     module, data, trainer_arguments = make_from(config, options.seed)
     looks = {round(options.steps * k / (options.looks - 1)) for k in range(options.looks)}
-    spread = Spread(list(data.probe_batches(64, seed=options.seed)), looks)
+    spread = LatentNoiseScale(list(data.probe_batches(64, seed=options.seed)), looks)
     with quiet():
         trainer = L.Trainer(**trainer_arguments | {"callbacks": [spread], "limit_val_batches": 0})
         trainer.fit(module, datamodule=data)
