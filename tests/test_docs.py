@@ -9,6 +9,7 @@ import torch
 
 import lightning_lift.testing as contracts
 from lightning_lift.datamodules import TabularDataModule
+from lightning_lift.shipped import configurations
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,3 +49,5 @@ def test_every_configuration_and_page_that_the_readme_names_exists() -> None:
     readme = (ROOT / "README.md").read_text()
     for path in re.findall(r"(?:configs|docs)/[\w/]+\.(?:yaml|md)", readme):
         assert (ROOT / path).is_file(), path
+    named = re.findall(r"--config ([\w/]+\.yaml)", readme)
+    assert named and set(named) <= set(configurations())
