@@ -4,11 +4,21 @@ import inspect
 import pkgutil
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
+
+from jsonargparse import ArgumentParser
 
 _KEY = re.compile(r'Parser key "([^"]+)":?')
 _CLASS = re.compile(r"class_path[ =]'([\w.]+)'")
+
+# What leads to a reason, or belongs to an alternative that nobody meant.
+_NOISE = (
+    *("Given value", "Subtypes:", "Errors:", "Does not validate", "Problem with given class_path"),
+    *("Expected a path but", "Expected a <class 'NoneType'>"),
+    *("Not a valid subclass", "Subclass types expect", "a class path (str)", "a dict with"),
+)
 
 
 def one_sentence(text: str) -> str:
@@ -28,12 +38,12 @@ def one_sentence(text: str) -> str:
         if not reasons:
             keys += _KEY.findall(line)
             classes += _CLASS.findall(line)
-        reason = re.sub(
-            r"^Type .* expects a function or a callable class:", "", _KEY.split(line)[-1].strip(" -")
-        ).strip()
-        if reason and not _is_noise(reason):
+        reason = _KEY.split(line)[-1].strip(" -").rpartition("expects a function or a callable class:")[2].strip()
+        if reason and not reason.startswith(_NOISE):
             value = value or _short(reason.partition(". Got value: ")[2].partition(". Got value: ")[0])
             reasons.append(reason.partition(". Got value: ")[0])
+    if keys and not reasons and (kind := re.search(r"Not a valid subclass of (\w+)", text)):
+        reasons = [f"is no {kind[1]}: give its class_path, and its arguments as init_args"]
     if not keys or not reasons:
         return f"{' '.join(text.split())} (`lightning-lift --help` and `lightning-lift fit --help` list what there is)."
     return _sentence(".".join(keys), value, reasons, classes)
@@ -47,7 +57,9 @@ def _sentence(key: str, value: str | None, reasons: list[str], classes: list[str
         return f"{key}={name[1]}: no class of this name is known; known are {known}; any other by its full path."
     if option := re.match(r"Option '(.*)' is not accepted", first):
         owner = pkgutil.resolve_name(classes[-1])
-        return f"{key}.{option[1]}: {owner.__name__} has no such argument; it has {', '.join(_arguments(owner))}."
+        arguments = ArgumentParser(exit_on_error=False).add_class_arguments(owner, fail_untyped=False)
+        known = ", ".join(arguments) or "none; class_path says which class it is"
+        return f"{key}.{option[1]}: {owner.__name__} has no such argument; it has {known}."
     if wrong := re.match(r"Expected '(.*)' to be a (?:subclass of|function that returns) <class '(.*)'>", first):
         return f"{key}={wrong[1]}: is no {wrong[2]}."
     if wrong := re.match(r"Import path does not correspond to a (subclass of \w+)", first):
@@ -59,22 +71,6 @@ def _sentence(key: str, value: str | None, reasons: list[str], classes: list[str
     if first.startswith("No module named"):
         first += "; a module of yours is looked for in the working directory and on the Python path"
     return f"{subject}: {first.rstrip('.')}."
-
-
-def _is_noise(line: str) -> bool:
-    return (
-        line.startswith(
-            (
-                "Given value",
-                "Subtypes:",
-                "Errors:",
-                "Does not validate",
-                "Problem with given class_path",
-                "Expected a path but",
-            )
-        )
-        or line == "Expected a <class 'NoneType'>"
-    )
 
 
 def _short(value: str) -> str | None:
@@ -89,18 +85,32 @@ def _type_name(text: str) -> str:
     return re.sub(r"\b(?:[a-zA-Z_]\w*\.)+(\w+)", r"\1", text).replace("Sequence", "list")
 
 
-def _constructors(cls: type) -> Iterator[Any]:
-    """The constructors behind a class's arguments: its own, and its bases' as far as it passes keywords on."""
+def _hints(cls: type) -> Iterator[tuple[inspect.Parameter, Any]]:
+    """A class's arguments with their types: its own, and its bases' as far as it passes keywords on."""
     for owner in cls.__mro__:
-        if "__init__" in vars(owner):
-            yield owner.__init__  # type: ignore[misc]
-            if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(owner.__init__).parameters.values()):  # type: ignore[misc]
+        if "__init__" not in vars(owner):
+            continue
+        init: Any = vars(owner)["__init__"]
+        with suppress(NameError, TypeError, ValueError):  # written in C, or with types that are no names at run time
+            parameters, hints = inspect.signature(init).parameters.values(), typing.get_type_hints(init)
+            yield from ((parameter, hints.get(parameter.name, Any)) for parameter in parameters)
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
                 return
 
 
-def _arguments(cls: type) -> list[str]:
-    found = [p for init in _constructors(cls) for p in list(inspect.signature(init).parameters.values())[1:]]
-    return list(dict.fromkeys(p.name for p in found if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)))
+def null_argument(cls: type, arguments: Mapping[str, Any]) -> str | None:
+    """The first argument that is None where the constructor takes no None, which jsonargparse lets pass.
+
+    Args:
+        cls: the class that is to be made.
+        arguments: what its constructor is given.
+    """
+    given = {name for name, value in arguments.items() if value is None}
+    for parameter, hint in _hints(cls) if given else ():
+        takes_none = hint in (Any, object) or type(None) in typing.get_args(hint) or parameter.default is None
+        if parameter.name in given and not takes_none:
+            return parameter.name
+    return None
 
 
 def _bases(slot: str, classes: list[str]) -> list[type]:
@@ -110,11 +120,8 @@ def _bases(slot: str, classes: list[str]) -> list[type]:
     if slot in ("model", "data"):
         return [L.LightningModule if slot == "model" else L.LightningDataModule]
     owners: list[type] = [*map(pkgutil.resolve_name, classes), L.Trainer]
-    for cls in owners:
-        for init in _constructors(cls):
-            if slot in (hints := typing.get_type_hints(init)):
-                return list(_classes(hints[slot]))
-    return []
+    found = (hint for cls in owners for parameter, hint in _hints(cls) if parameter.name == slot)
+    return list(_classes(next(found, None)))
 
 
 def _classes(hint: Any) -> Iterator[type]:

@@ -27,7 +27,7 @@ import lightning_lift.callbacks
 import lightning_lift.datamodules  # so that short class names resolve, here and in the next lines
 import lightning_lift.modules  # noqa: F401
 from lightning_lift.parameterizations import names  # noqa: F401  # short names of the parameterizations
-from lightning_lift.setting_errors import one_sentence
+from lightning_lift.setting_errors import null_argument, one_sentence
 from lightning_lift.shipped import configuration, current_class_path, current_class_paths
 
 SECTIONS = ("seed_everything", "model", "data", "trainer")
@@ -147,6 +147,9 @@ def instantiate(
 
     def construct(cls: type, *args: Any, **kwargs: Any) -> Any:
         try:
+            if name := null_argument(cls, kwargs):
+                way_out = "the data module states none" if name == "dim" else "leave it out for its default"
+                raise ValueError(f"{cls.__name__}: {name}=null is no value for it: {way_out}.")
             return cls(*args, **kwargs)
         except Exception as error:
             refused.append(error)

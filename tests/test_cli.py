@@ -292,6 +292,15 @@ BAD: dict[str, tuple[Any, str]] = {
         "network=mine.Net: No module named 'mine'",
     ),
     "no network": (lambda: [*GUMBEL, "--model.network", "torch.nn.Linear"], "torch.nn.Linear: is no ConvexNetwork"),
+    "unknown in a list": (
+        lambda: [*GUMBEL, "--trainer.logger=[CSVLogger, Foo]"],
+        "trainer.logger=Foo: .*known are CSVLogger",
+    ),
+    "null": (lambda: [*GUMBEL, "--data.batch_size=null"], "GumbelDataModule: batch_size=null is no value"),
+    "argument that is fixed": (
+        lambda: [*GUMBEL, "--data.dim=3"],
+        "data.dim: GumbelDataModule has no .*it has loc, scale, b",
+    ),
     "unknown argument of a callback": (
         lambda: [*GUMBEL, "--trainer.callbacks+=ShoulderOccupancy", "--trainer.callbacks.every=0"],
         "callbacks.every: ShoulderOccupancy has no such argument; it has every_n_steps",
