@@ -32,6 +32,7 @@ class OriginalUnits:
         Returns:
             Shape (N,), nats.
         """
+        raise NotImplementedError(f"{type(self).__name__} must define log_prob_scaled(x), in training units.")
 
     @abstractmethod
     def sample_scaled(self, num_samples: int, generator: torch.Generator) -> Tensor:
@@ -44,6 +45,7 @@ class OriginalUnits:
         Returns:
             Shape (n, D).
         """
+        raise NotImplementedError(f"{type(self).__name__} must define sample_scaled(n, generator), in training units.")
 
     @abstractmethod
     def _like_weights(self, x: Tensor) -> Tensor:
