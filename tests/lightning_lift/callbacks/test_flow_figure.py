@@ -149,10 +149,9 @@ def test_what_cannot_be_drawn_is_said_once(tmp_path: Path) -> None:
             for parameter in pl_module.parameters():
                 parameter.data.fill_(float("nan"))
 
-    trainer = make_trainer(tmp_path, [Broken(), FlowFigure(1)], max_steps=30)
+    trainer = make_trainer(tmp_path, [Broken(), FlowFigure(1)])
     with pytest.warns(UserWarning) as caught:
-        trainer.fit(NormalizingFlow(2, **SMALL), plane())
-    assert trainer.global_step == 30
+        trainer.validate(NormalizingFlow(2, **SMALL), plane(), verbose=False)
     assert len([w for w in caught if "FlowFigure" in str(w.message)]) == 1
     assert not list(tmp_path.rglob("*.png"))
 
