@@ -47,6 +47,7 @@ def test_the_autoencoder_of_the_old_data_package_is_ours() -> None:
         torch.testing.assert_close(module.eval().encode(points), known, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("in_an_empty_folder")
 @pytest.mark.parametrize(
     ("model", "data", "name"),
     [

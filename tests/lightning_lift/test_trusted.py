@@ -110,6 +110,7 @@ def test_no_part_of_the_hyperparameters_runs_anything(part: str, tmp_path: Path,
     assert not marker.exists()
 
 
+@pytest.mark.usefixtures("in_an_empty_folder")
 @pytest.mark.parametrize("value", ["a program", "an import", "a text"])
 def test_neither_does_the_command_line(value: str, tmp_path: Path, marker: Path) -> None:
     path = changed(tmp_path, lambda c: c["hyper_parameters"].update(partition=HOSTILE[value](marker)))
@@ -267,6 +268,7 @@ RESUMED = [
 ]
 
 
+@pytest.mark.usefixtures("in_an_empty_folder")
 @pytest.mark.parametrize("verb", ["fit", "test"])
 @pytest.mark.parametrize("case", RESUMED)
 def test_a_trainer_names_the_damaged_file_too(case: str, verb: str, tmp_path: Path) -> None:
@@ -279,6 +281,7 @@ def test_a_trainer_names_the_damaged_file_too(case: str, verb: str, tmp_path: Pa
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.usefixtures("in_an_empty_folder")
 @pytest.mark.parametrize("case", ["no state_dict", "weights as integers", "optimizer without groups"])
 def test_the_command_line_names_the_damaged_file_too(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
