@@ -10,6 +10,7 @@ from lightning_lift.compare.arms import Arm
 from lightning_lift.compare.records import Purpose, RunRecord, RunSpec, from_plain
 from lightning_lift.compare.specification import resolve
 from lightning_lift.compare.tuning import FIRST_TUNING_SEED
+from lightning_lift.shipped import current_class_paths
 
 Budget = Literal["steps", "seconds"]
 TIMING_STEPS = 300
@@ -89,7 +90,7 @@ class Settings:
             ValueError: they are of another version.
         """
         try:
-            known = dict(plain)
+            known = dict(current_class_paths(plain))
             known.pop("vectorize", None)  # of versions that could train the seeds of an arm at once: it only was faster
             if "look_every" in known:
                 known["evaluate_every"] = known.pop("look_every")

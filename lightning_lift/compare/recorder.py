@@ -16,15 +16,12 @@ from lightning_lift.compare.records import monitored
 from lightning_lift.diagnostics.latent_step import latent_of, latent_step
 from lightning_lift.diagnostics.probe import Probed, undisturbed
 from lightning_lift.diagnostics.shoulder import inside_mask, occupancy
+from lightning_lift.modules.divergence import DivergenceError, largest_weight
 from lightning_lift.parameterizations import Parameterization
 
 _TOLERANCE = 1e-5  # relative; what a right inverse promises is 1e-6
 _ROWS = 8
 HASHED_BATCHES = 3
-
-
-class DivergenceError(Exception):
-    """The loss or a metric is not finite; the message says which, and at which step."""
 
 
 def weight_measurements(module: Probed, batch: Tensor, before: Tensor | None) -> dict[str, float]:
@@ -69,6 +66,8 @@ class Recorder(L.Callback):
             None for none.
         weights_only: leave the optimizer's state out of the best and the last checkpoint.
     """
+
+    judges_divergence = True  # the module leaves it to this callback
 
     judges_divergence = True  # the module leaves it to this callback
 
@@ -203,17 +202,6 @@ def _evaluates(trainer: L.Trainer) -> bool:
     """Whether a validation follows the batch at hand."""
     every = trainer.val_check_interval
     return isinstance(every, int) and (trainer.fit_loop.epoch_loop.total_batch_idx + 1) % every == 0
-
-
-@torch.no_grad()
-def largest_weight(module: L.LightningModule) -> float:
-    """The largest size among all trained numbers; NaN or infinity where one is not finite.
-
-    Args:
-        module: any; 0 for one without parameters.
-    """
-    sizes = [p.abs().max() for p in module.parameters() if p.numel()]
-    return float(torch.stack(sizes).max()) if sizes else 0.0
 
 
 @torch.no_grad()

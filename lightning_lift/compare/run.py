@@ -21,10 +21,9 @@ from lightning_lift import __version__
 from lightning_lift.compare.build import make, make_reference, trained_numbers
 from lightning_lift.compare.directory import checkpoint_folder, keep
 from lightning_lift.compare.faults import lost_by
-from lightning_lift.compare.recorder import DivergenceError, Recorder, as_curves, largest_weight, start_hash
+from lightning_lift.compare.recorder import Recorder, as_curves, start_hash
 from lightning_lift.compare.records import Outcome, RunRecord, RunSpec, monitored
-
-_BLOWN_UP = 1e3  # no sane training makes the largest weight that many times as large
+from lightning_lift.modules.divergence import DivergenceError, has_diverged
 
 
 def run(spec: RunSpec, directory: Path, checkpoint_every: int | None = None) -> RunRecord:
@@ -185,9 +184,6 @@ def _interrupts_pass() -> Iterator[None]:
 def ending(error: Exception, module: L.LightningModule | None, start_size: float | None) -> tuple[Outcome, str]:
     """The outcome of a run that an error ended, and what its record says of it.
 
-    Linear algebra and quadrature refuse a diverged model before a loss is NaN: an error of arithmetic is a divergence,
-    and so is any that comes with weights that have grown a thousandfold.
-
     Args:
         error: what was raised.
         module: the run's; None where it could not be made.
@@ -195,10 +191,7 @@ def ending(error: Exception, module: L.LightningModule | None, start_size: float
     """
     if isinstance(error, DivergenceError):
         return "diverged", str(error)
-    diverged = False
-    if module is not None and start_size is not None:
-        by_arithmetic = isinstance(error, ArithmeticError | torch.linalg.LinAlgError)  # type: ignore[attr-defined]
-        diverged = by_arithmetic or not largest_weight(module) <= _BLOWN_UP * max(1.0, start_size)
+    diverged = module is not None and start_size is not None and has_diverged(error, module, start_size)
     return "diverged" if diverged else "failed", f"{type(error).__name__}: {error}"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,30 @@ def test_the_report_of_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "out" / "report.md").read_text() == "1 records"
     (tmp_path / "out").rename(tmp_path / "moved")
     main(["compare", "--config", str(CONFIG), "--output", "moved", "--report_only"])
+
+
+def test_a_comparison_that_version_0_1_trained_at_once_is_reported_and_continued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_figures: None
+) -> None:
+    shutil.copytree(CONFIG.parents[1] / "tests" / "fixtures" / "compare", tmp_path / "old")
+    main(["compare", "--output", str(tmp_path / "old"), "--report_only"])
+    assert (tmp_path / "old" / "report.md").read_text() == "4 records"
+    old = compare.opened(tmp_path / "old")
+    runs = old.planned("final")
+    assert runs is not None and [run.record and run.record.engine for run in runs] == ["vectorized"] * 4
+    old.open()  # its settings are this version's, under today's names
+    assert read_settings(tmp_path / "old")["settings"]["evaluate_every"] == 5
+    assert old.missing("final") == [] and len(old.missing("timing") or ()) == 2
+
+
+def test_a_run_of_the_plan_that_the_machine_ends_is_an_error_without_a_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(tmp_path, "--parameterizations", "full=pgd", "--seeds", "1", "--steps", "5", "--plan")
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "--output", str(tmp_path), "--only", "0"])
+    assert ended.value.code == 1 and "the disk is full" in capsys.readouterr().err
+    assert RecordStore(tmp_path).all() == []
 
 
 def test_a_failed_run_of_the_plan_ends_with_status_1(tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader
 from lightning_lift.cli import LiftCLI
 from lightning_lift.compare import RecordStore, RunRecord, RunSpec, make, parse_arm, read_config, resolve
 from lightning_lift.compare import run as run_module
-from lightning_lift.compare.recorder import DivergenceError, largest_weight
 from lightning_lift.compare.records import Purpose
 from lightning_lift.compare.report.sections import DIAGNOSTICS
 from lightning_lift.compare.run import _check_tested, ending, run
 from lightning_lift.modules import ConvexModule, LogConcaveEBM
+from lightning_lift.modules.divergence import DivergenceError, largest_weight
 from lightning_lift.networks import ICNN, ConvexNetwork
 from lightning_lift.parameterizations import Lift, Parameterization
 from lightning_lift.potential import Potential
