@@ -158,7 +158,7 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
             train: Training rows (N, D), in training units.
         """
         low, high = train.amin(dim=0), train.amax(dim=0)
-        margin = _WINDOW_MARGIN * (high - low).clamp(min=1e-3)
+        margin = _WINDOW_MARGIN * torch.where(high > low, high - low, 1.0)
         infinite = torch.full((self.dim,), torch.inf)
         self.set_range(torch.stack([-infinite, infinite]), torch.stack([low - margin, high + margin]))
 

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 from abc import abstractmethod
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -52,20 +53,19 @@ class InMemoryDataModule(TrustedLoading, LightningDataModule, Generic[Split]):
         """Do what Lightning's method does, and keep the defaults of the arguments behind a constructor's ``**kwargs``.
 
         Args:
-            *args: See Lightning.
+            *args: See Lightning; where names are given, nothing else is kept.
             frame: See Lightning.
             **kwargs: See Lightning.
         """
         current = inspect.currentframe()
         super().save_hyperparameters(*args, frame=frame or (current.f_back if current else None), **kwargs)
-        for cls in type(self).__mro__:
-            if "__init__" in vars(cls):
-                parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
-                for parameter in parameters:
-                    if parameter.default is not parameter.empty:
-                        self.hparams.setdefault(parameter.name, parameter.default)
-                if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
-                    break  # it hands nothing on
+        constructors = [vars(cls)["__init__"] for cls in type(self).__mro__ if "__init__" in vars(cls)]
+        for constructor, inherited in itertools.pairwise([] if args else constructors):
+            if all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(constructor).parameters.values()):
+                break  # it hands nothing on
+            for name, parameter in inspect.signature(inherited).parameters.items():
+                if parameter.default is not parameter.empty and name not in (kwargs.get("ignore") or ()):
+                    self.hparams.setdefault(name, parameter.default)
         self._hparams_initial = copy.deepcopy(self._hparams)
 
     @property

@@ -87,3 +87,15 @@ def test_hyperparameters_hold_every_resolved_value(cls) -> None:
     assert dict(data.hparams) == own | defaults | {"num_val": 12, "data_seed": 3}
     assert dict(data.hparams_initial) == dict(data.hparams)
     assert torch.equal(cls(**data.hparams).split("val"), data.split("val"))
+
+
+def test_hyperparameters_that_are_left_out_stay_out() -> None:
+    class Own(MoonsDataModule):
+        def __init__(self, note: object = None, **kwargs: object) -> None:
+            super().__init__(**kwargs)
+            self.hparams.clear()
+            self.save_hyperparameters(ignore=["note", "num_calibration"])
+
+    data = Own(note=object(), noise=0.5)
+    assert {"note", "num_calibration"}.isdisjoint(data.hparams)
+    assert data.hparams["noise"] == 0.5 and data.hparams["num_val"] == 10000

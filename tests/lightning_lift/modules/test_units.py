@@ -149,10 +149,10 @@ def test_a_large_mean_over_a_small_spread_keeps_its_digits(tmp_path: Path, mean:
         torch.manual_seed(0)
         data = csv(tmp_path, "own.csv", pd.DataFrame(rows + shift, columns=["a", "b"]))
         module = LogConcaveEBM(2, functools.partial(ICNN, widths=[8, 8]), DirectSoftplus, learning_rate=1e-2)
-        trainer = ModuleContract()._trainer(max_steps=20, callbacks=[PredictionWriter(str(tmp_path / "rows.csv"))])
+        trainer = ModuleContract()._trainer(max_steps=20, callbacks=[PredictionWriter(str(tmp_path / f"{shift}.csv"))])
         trainer.fit(module, datamodule=data)
         trainer.predict(module, datamodule=data)
-        written = pd.read_csv(tmp_path / "rows.csv")
+        written = pd.read_csv(tmp_path / f"{shift}.csv")
         frozen = module.freeze()
         points = data.location + data.scale * data.split("test").double()
         table = torch.tensor(written[["a", "b"]].to_numpy()) - shift
