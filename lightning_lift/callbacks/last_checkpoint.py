@@ -21,14 +21,15 @@ class LastCheckpoint(ModelCheckpoint):
         super().__init__(dirpath=dirpath, save_top_k=0, save_last=True)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write after a validation in ``fit``."""
-        self._write(trainer)
+        """Write after a validation that closes no epoch; resuming behind one that does would miss its metrics."""
+        if not self._should_save_on_train_epoch_end(trainer):
+            self._write(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write where training ends with this epoch, before weight averaging replaces the trained weights."""
+        """Write after the epoch's validation, and where training ends: averaging replaces the trained weights then."""
         done = ((trainer.global_step, trainer.max_steps), (trainer.current_epoch + 1, trainer.max_epochs))
         ends = trainer.should_stop or any(limit not in (None, -1) and count >= limit for count, limit in done)
-        if ends or not trainer.enable_validation:
+        if ends or self._should_save_on_train_epoch_end(trainer) or not trainer.enable_validation:
             self._write(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
