@@ -144,7 +144,7 @@ def check_arguments(cls: type, arguments: Mapping[str, Any], name: str = "") -> 
     """
     slots = _slots(cls)
     for key, value in arguments.items():
-        if not key.isidentifier() or key in _CLASS_KEYS:
+        if not str(key).isidentifier() or key in _CLASS_KEYS:
             raise ValueError(f"{name}{key} is no name of an argument of {cls.__name__}.")
         check_named(f"{name}{key}", value, slots.get(key))
 

@@ -95,8 +95,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         if "_class_path" in stored:
             cls = resolve_class("_class_path", stored["_class_path"], (cls,))
         checkpoint["hyper_parameters"] = checked_hyperparameters(cls, stored)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    except LOADING_ERRORS as error:
+        raise ValueError(f"{path}: {in_words(error)}") from error
     return checkpoint
 
 

@@ -1,4 +1,6 @@
 import functools
+import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,7 @@ WHOLE: dict[str, Callable[[dict[str, Any], Path], object]] = {
     ),
     "parser's keys": lambda c, m: c["hyper_parameters"].update(class_path="hostile_module.Hostile", init_args={}),
     "dotted key": lambda c, m: c["hyper_parameters"].update({"partition.class_path": "hostile_module.Hostile"}),
+    "number for a key": lambda c, m: c["hyper_parameters"]["partition"]["init_args"].update({3: popen(m)}),
     "unknown argument": lambda c, m: c["hyper_parameters"].update(other=popen(m)),
     "scheduler's function": lambda c, m: c["hyper_parameters"].update(
         lr_scheduler={
@@ -140,6 +143,17 @@ def test_the_landscape_runs_no_data_that_a_checkpoint_names(
         path.rename(tmp_path / f"{step}.ckpt")
     with pytest.raises(ValueError, match=r"\.ckpt: data"):
         find_runs([str(tmp_path)])
+    assert not marker.exists()
+
+
+def test_the_landscape_runs_no_data_that_a_record_names(tmp_path: Path, marker: Path) -> None:
+    shutil.copytree(CHECKPOINT.parent / "compare", tmp_path / "compare")
+    for path in (tmp_path / "compare" / "records").iterdir():
+        record = json.loads(path.read_text())
+        record["config"]["data"] = popen(marker)
+        path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"compare: data.*subprocess\.Popen"):
+        find_runs([str(tmp_path / "compare")])
     assert not marker.exists()
 
 
