@@ -82,6 +82,19 @@ class Partition(nn.Module, ABC):
         """
 
 
+def in_double(potential: Potential) -> Potential:
+    """The potential in float64, of its own weights; as it is where the device has no float64."""
+    like = next(iter(potential.weights.values()))
+    return potential if like.device.type == "mps" else potential.to(torch.float64)
+
+
+def stored(value: float, potential: Potential) -> Tensor:
+    """log Z as a 0-d tensor in the weights' precision, or in float64 where float32 could not hold it to 1e-4 nats."""
+    like = next(iter(potential.weights.values()))
+    large = abs(value) > 1000.0 and like.device.type != "mps"
+    return torch.tensor(value, dtype=torch.float64 if large else like.dtype, device=like.device)
+
+
 class EstimateMemory:
     """One estimate for each key, forgotten when the potential's tensors have changed.
 

@@ -1,93 +1,56 @@
-"""Certified bounds on the mass of exp(-E) outside a window, from the convexity of E."""
+"""Certified bounds on the mass of exp(-E) outside a region, from the convexity of E."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from lightning_lift.potential import Potential
 
-
-def log_tails_from_grid(energies: Tensor, step: float) -> tuple[float, float]:
-    """Logarithms of bounds on the mass left and right of a grid on the line.
+def log_tail_on_line(points: Tensor, energies: Tensor, support: Tensor) -> float:
+    """Logarithm of a bound on the mass left and right of a grid on the line.
 
     Beyond the last point b the convex E lies above the line through its last two points, so the mass there is at most
     exp(-E(b)) / s with s = (E(b) - E(b - h)) / h > 0; likewise on the left.
 
     Args:
-        energies: E on equally spaced points, shape (n,), n >= 2.
-        step: their distance h.
+        points: ascending, shape (n,), n >= 2.
+        energies: E there, shape (n,), float64.
+        support: its low and high end, shape (2,); a point at an end has no mass beyond it.
 
     Returns:
-        The bounds for left and right; +inf where the slope does not point outwards.
+        -inf without any mass outside, +inf where a slope does not point outwards.
     """
-    left, second, before_last, right = energies[[0, 1, -2, -1]].double().tolist()
-    return _log_tail(left, (left - second) / step), _log_tail(right, (right - before_last) / step)
+    log_tails = [-math.inf]
+    for end, edge, inner in ((0, 0, 1), (1, -1, -2)):
+        if float(points[edge]) != float(support[end]):
+            slope = float((energies[edge] - energies[inner]) / (points[edge] - points[inner]).abs())
+            log_tails.append(-float(energies[edge]) - math.log(slope) if slope > 0.0 else math.inf)
+    return float(torch.tensor(log_tails, dtype=torch.float64).logsumexp(0))
 
 
-def _log_tail(energy: float, slope: float) -> float:
-    return -energy - math.log(slope) if slope > 0.0 else math.inf
+def log_tail_in_plane(edges: Tensor, least: float, log_area: float) -> float:
+    r"""Logarithm of a bound on the mass outside a convex region in the plane.
 
-
-@torch.no_grad()
-def log_tail_outside_ellipse(potential: Potential, window: Tensor, num_rays: int = 128) -> float:
-    r"""Logarithm of a bound on the mass outside the ellipse inscribed in a box, in the plane.
-
-    In the coordinates that make the ellipse the unit circle, the convex E lies above its tangent plane at each of M
-    points u_i of the circle. In the sector of half-angle delta = pi / M around u_i, with s_i the smallest of
-    g_i . u(phi_i - delta) and g_i . u(phi_i + delta) (the slope along a ray is concave in its angle where positive),
-    E(r u) >= E_i - g_i . u_i + r s_i, hence a mass of at most
-    |H| 2 delta exp(-E_i + g_i . u_i) exp(-s_i) (1 / s_i + 1 / s_i^2), |H| the ellipse's Jacobian.
+    Let p lie in the region, R(phi) be the way from p to its edge, and E at least E(p) + l on the edge. Along a ray the
+    convex E is then at least E(p) + l r / R beyond it, hence a mass of at most
+    \int \int_R^\infty exp(-E(p) - l r / R) r dr dphi = exp(-E(p) - l) (1 / l + 1 / l^2) \int R^2 dphi, and the last
+    integral is twice the area. Rays that leave the support on the edge have no mass beyond it: such edges are left out.
 
     Args:
-        potential: a convex energy in two dimensions.
-        window: low and high corner of the box, shape (2, 2).
-        num_rays: M, the number of sectors.
+        edges: E at equally spaced points of straight edges, shape (K, n), n >= 4, float64.
+        least: E(p).
+        log_area: logarithm of the region's area, or of more.
 
     Returns:
-        The bound's logarithm, +inf where some slope does not point outwards.
+        -inf without edges, +inf where the energy does not rise.
     """
-    energy, gradient = potential.value_gradient(ellipse_points(window, num_rays))
-    return float(log_tails_from_ellipse(energy, gradient, window))
-
-
-def ellipse_points(window: Tensor, num_rays: int = 128) -> Tensor:
-    """Equally spaced points u_i of the ellipse inscribed in a box, in the plane: shape (num_rays, 2).
-
-    Args:
-        window: low and high corner of the box, shape (2, 2).
-        num_rays: how many.
-    """
-    angles = torch.arange(num_rays, device=window.device) * (2.0 * math.pi / num_rays)
-    centre, half_widths = window.mean(0), (window[1] - window[0]) / 2.0
-    return centre + half_widths * _directions(angles).to(window)
-
-
-def log_tails_from_ellipse(energy: Tensor, gradient: Tensor, window: Tensor) -> Tensor:
-    """What ``log_tail_outside_ellipse`` gives, for any number of windows at once.
-
-    Args:
-        energy: E at each window's ``ellipse_points``, shape (..., M).
-        gradient: grad E there, shape (..., M, 2).
-        window: low and high corner of each box, shape (..., 2, 2).
-
-    Returns:
-        Shape (...), float64; +inf where some slope does not point outwards.
-    """
-    num_rays = energy.shape[-1]
-    delta = math.pi / num_rays
-    half_widths = (window[..., 1, :] - window[..., 0, :]) / 2.0
-    angles = torch.arange(num_rays, device=window.device) * (2.0 * math.pi / num_rays)
-    gradient = gradient.double() * half_widths.double().unsqueeze(-2)
-    radial = (gradient * _directions(angles).to(window).double()).sum(-1)
-    slopes = torch.minimum(
-        (gradient * _directions(angles - delta).to(gradient)).sum(-1),
-        (gradient * _directions(angles + delta).to(gradient)).sum(-1),
-    )
-    log_sector = radial - energy.double() - slopes + (1.0 / slopes + 1.0 / slopes.square()).log()
-    log_tail = torch.logsumexp(log_sector, -1) + math.log(2.0 * delta) + half_widths.double().log().sum(-1)
-    return torch.where((slopes > 0).all(-1), log_tail, torch.inf)  # NaN is not above 0 either
-
-
-def _directions(angles: Tensor) -> Tensor:
-    return torch.stack([angles.cos(), angles.sin()], 1)
+    if not edges.numel():
+        return -math.inf
+    # Between two points a convex E lies above the line through the two before them, and that through the two behind.
+    before = torch.minimum(edges[:, 1:-1], 2.0 * edges[:, 1:-1] - edges[:, :-2])
+    behind = torch.minimum(edges[:, 1:-1], 2.0 * edges[:, 1:-1] - edges[:, 2:])
+    between = torch.cat([behind[:, :1], torch.maximum(before[:, :-1], behind[:, 1:]), before[:, -1:]], 1)
+    rise = float(between.min()) - least
+    if not rise > 0.0:
+        return math.inf
+    return math.log(2.0) + log_area - least - rise + math.log(1.0 / rise + 1.0 / rise**2)
