@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lightning_lift.partition.annealing import Path, backwards, forwards, plan
-from lightning_lift.partition.base import EstimateMemory, PartitionEstimate
+from lightning_lift.partition.base import EstimateMemory, PartitionEstimate, stored
 from lightning_lift.partition.chain_partition import ChainPartition
 from lightning_lift.partition.chains import HAMILTONIAN_ACCEPTANCE, Ensemble, adapted, quarter_turn, step
 from lightning_lift.partition.importance_weights import log_mean, systematic
@@ -31,10 +31,12 @@ class AnnealedImportanceSampling(ChainPartition):
     density (Grosse et al., 2015). Every evaluation uses the same random numbers.
 
     Its figures: ``log_partition_standard_error`` (nats), ``effective_sample_size`` (of ``num_chains``),
-    ``log_partition_upper`` (nats), ``bracket_width`` (upper bound minus estimate, nats, not below 0),
-    ``log_partition_trusted`` (1 or 0), and ``laplace_start`` (1 where the Gaussian is the one of the Hessian). Without
-    ``bracket`` there are no upper bound and no width. An estimate whose bracket is wider than 0.1 nats, or whose
-    standard error is above 0.05, is not to be trusted, and a warning says so (in validation once).
+    ``log_partition_upper`` (nats) with ``log_partition_upper_standard_error`` (nats), ``bracket_width`` (upper bound
+    minus estimate, nats), ``log_partition_trusted`` (1 or 0), and ``laplace_start`` (1 where the Gaussian is the one of
+    the Hessian). Both bounds hold in expectation: each is as often on the wrong side of log Z as its standard error
+    lets it, and the width may be below 0. Without ``bracket`` there are no upper bound and no width. An estimate whose
+    bracket is wider than 0.1 nats, in either sense, or that has a standard error above 0.05, is not to be trusted, and
+    a warning says so (in validation once).
 
     Args:
         num_chains: chains of each direction.
@@ -118,7 +120,7 @@ class AnnealedImportanceSampling(ChainPartition):
         generator = torch.Generator().manual_seed(self.seed)
         start = find_start(target, guess, min(self.num_chains, 512), generator)
         num_temperatures = self.num_temperatures if careful else self.validation_temperatures
-        path = plan(target, start, num_temperatures, self.num_leapfrog, generator)
+        path = plan(start.target, start, num_temperatures, self.num_leapfrog, generator)
         both = careful and self.bracket
         with _bar(num_temperatures * (2 if both else 1)) as bar:
             stages = range(1, num_temperatures + 1)
@@ -133,15 +135,16 @@ class AnnealedImportanceSampling(ChainPartition):
             if both:
                 chains = chains[systematic(log_weights, len(log_weights), generator)]
                 chains = _settled(path, chains, start.step_size, generator)
-                upper = -log_mean(backwards(path, chains, generator, _ticking(reversed(stages), bar)))[0]
-                figures["log_partition_upper"] = upper
-                figures["bracket_width"] = max(upper - value, 0.0)
-                trusted = trusted and figures["bracket_width"] <= _WIDEST
+                inverse, error, _ = log_mean(backwards(path, chains, generator, _ticking(reversed(stages), bar)))
+                figures["log_partition_upper"] = -inverse
+                figures["log_partition_upper_standard_error"] = error
+                figures["bracket_width"] = -inverse - value
+                trusted = trusted and error <= 0.5 * _WIDEST and abs(figures["bracket_width"]) <= _WIDEST
         figures["log_partition_trusted"] = float(trusted)
         if not trusted and (careful or not self._warned_quickly):  # in validation once, not at each of them
             self._warned_quickly = self._warned_quickly or not careful
             _warn(value, figures)
-        return PartitionEstimate(torch.tensor(value).to(target.like), figures)
+        return PartitionEstimate(stored(value, potential), figures)
 
 
 class AnnealedImportance(AnnealedImportanceSampling):
@@ -168,8 +171,8 @@ def _bar(total: int) -> "tqdm[int]":
 
 
 def _warn(value: float, figures: dict[str, float]) -> None:
-    width = figures.get("bracket_width")
-    bounds = "" if width is None else f", and the bracket is {width:.3f} nats wide"
+    width, upper_error = figures.get("bracket_width"), figures.get("log_partition_upper_standard_error")
+    bounds = "" if width is None else f", and the bracket is {width:.3f} nats wide (+- {upper_error:.3f})"
     warnings.warn(
         f"log Z = {value:.3f} is not to be trusted: its standard error is "
         f"{figures['log_partition_standard_error']:.3f} nats at an effective sample size of "

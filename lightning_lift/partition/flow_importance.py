@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from lightning_lift.flows.nflows_adapter import FlowKind
-from lightning_lift.partition.base import EstimateMemory, PartitionEstimate
+from lightning_lift.partition.base import EstimateMemory, PartitionEstimate, in_double, stored
 from lightning_lift.partition.chain_partition import ChainPartition
 from lightning_lift.partition.coordinates import Target
 from lightning_lift.partition.flow_proposal import FlowProposal, FlowSettings
 from lightning_lift.partition.importance_weights import log_mean, pareto_shape
-from lightning_lift.partition.pilot import find_start
+from lightning_lift.partition.laplace_approximation import Gaussian
+from lightning_lift.partition.pilot import COARSE, find_start
 from lightning_lift.potential import Potential
 
 _PILOT_CHAINS = 256
@@ -143,8 +144,16 @@ class FlowImportance(ChainPartition):
         if u is None or log_density is None:
             return torch.full((), math.nan).to(guess) * target.like.sum()  # diverged: there is nothing to follow
         log_weights = _log_weights(target, u, log_density)
+        if float(log_weights.detach().abs().max()) * torch.finfo(log_weights.dtype).eps > COARSE:
+            target = Target(in_double(potential), target.coordinates)
+            log_weights = _log_weights(target, u, log_density)
+        finite = torch.isfinite(log_weights.detach())
+        if not bool(finite.all()):
+            # Left out before the energy is computed: the gradient of an infinite number is NaN even with weight zero.
+            log_weights = _log_weights(target, u[finite], log_density[finite])
         self._judge(log_weights.detach())
-        return torch.logsumexp(log_weights, 0) - math.log(self.num_samples)
+        value = torch.logsumexp(log_weights, 0) - math.log(self.num_samples)
+        return value.to(stored(float(value.detach()), potential).dtype)
 
     def _followed(self, target: Target, guess: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The flow after some steps, and draws from it; the state is replaced entry by entry, never written into."""
@@ -171,7 +180,8 @@ class FlowImportance(ChainPartition):
 
     def _started(self, target: Target, guess: Tensor, generator: torch.Generator) -> FlowProposal:
         start = find_start(target, guess, _PILOT_CHAINS, generator)
-        return FlowProposal(self.settings, start.gaussian, self.seed)
+        gaussian = Gaussian(start.gaussian.mean.to(guess), start.gaussian.factor.to(guess))
+        return FlowProposal(self.settings, gaussian, self.seed)
 
     def _living(self, like: Tensor) -> FlowProposal:
         """The proposal on the device of ``like``: the one at hand, or made anew from the state of a checkpoint."""
@@ -232,7 +242,8 @@ class FlowImportance(ChainPartition):
         proposal.follow(target, most, wanted, generator, "log Z")
         with torch.no_grad():
             u, log_density = proposal.draw(self.evaluation_samples, generator)
-            log_weights = -target(u)[0].double() - log_density.double()
+            fine = Target(in_double(target.potential), target.coordinates)
+            log_weights = _log_weights(fine, u, log_density).cpu().double()
         log_weights = log_weights.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         value, error, size = log_mean(log_weights)
         shape = pareto_shape(log_weights)
@@ -246,7 +257,7 @@ class FlowImportance(ChainPartition):
         }
         if not trusted:
             _warn(value, figures, len(u))
-        return PartitionEstimate(torch.tensor(value).to(target.like), figures)
+        return PartitionEstimate(stored(value, target.potential), figures)
 
     def diagnostics(self) -> dict[str, float]:
         """Efficiency, relative entropy and flow steps of the last calls of ``forward``; empty before the first."""
@@ -286,20 +297,11 @@ def _training(like: Tensor) -> Iterator[None]:
         yield
 
 
-def _energy(target: Target, u: Tensor) -> Tensor:
-    """The energy of u with gradient in its weights: shape (N, D) to (N,)."""
-    energy = target.potential.value(target.coordinates.to_support(u))
-    return energy if target.coordinates.is_identity else energy - target.coordinates.jacobian(u)[0].sum(1)
-
-
 def _log_weights(target: Target, u: Tensor, log_density: Tensor) -> Tensor:
-    """-E(u) - log q(u) with gradient in the energy's weights, without draws at which it is not finite: shape (M',)."""
-    log_weights = -_energy(target, u) - log_density
-    finite = torch.isfinite(log_weights.detach())
-    if bool(finite.all()):
-        return log_weights
-    # Left out before the energy is computed: the gradient of an infinite number is NaN even with weight zero.
-    return -_energy(target, u[finite]) - log_density[finite]
+    """-E(u) - log q(u) in the target's precision, with gradient in the energy's weights: shape (M,)."""
+    u = u.to(target.like)
+    energies = target.potential.value(target.coordinates.to_support(u))
+    return target.coordinates.jacobian(u)[0].sum(1) - energies - log_density.to(u)
 
 
 def _warn(value: float, figures: dict[str, float], num_draws: int) -> None:

@@ -179,7 +179,7 @@ class FlowProposal:
         self.optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(parameters, _CLIP)
-        log_weights = -energies - log_density.detach()
+        log_weights = -energies.cpu().double() - log_density.detach().cpu().double()
         entropy = float(torch.logsumexp(log_weights, 0) - math.log(len(u)) - log_weights.mean())
         if math.isfinite(entropy) and bool(torch.isfinite(norm)):
             self.optimizer.step()

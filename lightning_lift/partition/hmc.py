@@ -45,6 +45,7 @@ def draw(
         raise ValueError(f"num_samples={num_samples}: ask for at least one draw.")
     num_chains = min(max(num_samples, _FEWEST_CHAINS), _MOST_CHAINS)
     start = find_start(target, guess, num_chains, generator)
+    like, target = guess, start.target
     chains, step_size = start.chains, start.step_size
     for _ in range(_SETTLING):
         chains, acceptance = _moved(target, chains, step_size, start.factor, generator)
@@ -73,7 +74,7 @@ def draw(
             f"{figures['acceptance']:.2f}; the draws are not to be trusted.",
             stacklevel=2,
         )
-    return target.coordinates.to_support(torch.cat(draws)[:num_samples]), figures
+    return target.coordinates.to_support(torch.cat(draws)[:num_samples]).to(like), figures
 
 
 def _moved(

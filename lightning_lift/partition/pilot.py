@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_lift.partition.base import in_double
 from lightning_lift.partition.chains import (
     HAMILTONIAN_ACCEPTANCE,
     Ensemble,
@@ -19,6 +20,7 @@ from lightning_lift.partition.laplace_approximation import Gaussian, find_mode
 
 _ROUNDS = 4  # each with the covariance of the round before
 _STEPS = 10  # Hamiltonian steps of a round; the second half of them tells the covariance
+COARSE = 1e-3  # round-off of float32, in nats or in conditional standard deviations, from which float64 is taken
 _MARGIN = 0.02  # nats by which another Gaussian must be better than the inverse Hessian, which is exact for quadratics
 
 
@@ -27,6 +29,7 @@ class Start:
     """What a pilot run has found.
 
     Attributes:
+        target: the energy, in float64 where float32 could not tell its values or its points apart.
         gaussian: the proposal of least relative entropy to the density.
         is_laplace: whether it is the one with the inverse Hessian.
         factor: Cholesky factor of the chains' covariance, shape (D, D).
@@ -34,6 +37,7 @@ class Start:
         chains: where the pilot's chains ended.
     """
 
+    target: Target
     gaussian: Gaussian
     is_laplace: bool
     factor: Tensor
@@ -41,7 +45,6 @@ class Start:
     chains: Ensemble
 
 
-@torch.no_grad()
 def find_start(target: Target, guess: Tensor, num_chains: int, generator: torch.Generator) -> Start:
     """Mode, pilot chains from the profile there, and the better of three Gaussians.
 
@@ -59,6 +62,18 @@ def find_start(target: Target, guess: Tensor, num_chains: int, generator: torch.
     Raises:
         ValueError: the energy is not finite at the guess.
     """
+    start = _found(target, guess, num_chains, generator)
+    epsilon = torch.finfo(guess.dtype).eps
+    energies = float(start.chains.energies.abs().max())
+    distances = float(start.gaussian.mean.abs().max() / start.gaussian.factor.diagonal().min())
+    if max(energies, distances) * epsilon <= COARSE:  # never so in float64, short of 1e12 nats
+        return start
+    double = Target(in_double(target.potential), target.coordinates, target.chunk_size)
+    return _found(double, guess.to(double.like), num_chains, generator)
+
+
+@torch.no_grad()
+def _found(target: Target, guess: Tensor, num_chains: int, generator: torch.Generator) -> Start:
     if not bool(torch.isfinite(target(guess.unsqueeze(0))[0]).all()):
         raise ValueError(
             "the energy is not finite at the middle of the data: the model has diverged; lower the learning rate or "
@@ -86,7 +101,7 @@ def find_start(target: Target, guess: Tensor, num_chains: int, generator: torch.
     best = min(range(len(candidates)), key=entropies.__getitem__)
     gaussian = candidates[best]
     assert gaussian is not None
-    return Start(gaussian, best == 0, factor, step_size, chains)
+    return Start(target, gaussian, best == 0, factor, step_size, chains)
 
 
 def _relative_entropy(target: Target, gaussian: Gaussian, generator: torch.Generator) -> float:

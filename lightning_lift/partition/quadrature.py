@@ -272,7 +272,7 @@ def _energies(potential: Potential, points: Tensor) -> Tensor:
 def _errors(log_values: Tensor, value: float, size: int, dim: int) -> tuple[float, float]:
     """Errors of log Z on a grid of the unit box and on every second of its points, by halving each; nats."""
     unit = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, dim)
-    errors = []
+    errors: list[float] = []
     while len(errors) < 2 and size % 2:
         log_values, size = halved(log_values, size, dim), size // 2 + 1
         coarse = float(log_integral(log_values, unit, size))
