@@ -1,5 +1,6 @@
 """A potential: a convex network with its weights bound. The only thing that a task touches."""
 
+import copy
 from collections.abc import Mapping
 
 import torch
@@ -103,9 +104,12 @@ class Potential:
 
     def to(self, dtype: torch.dtype) -> "Potential":
         """The same function in another precision, differentiable in this one's tensors; the network is not touched."""
-        # Free tensors are handed in like the nonnegative ones: the network itself keeps its precision.
-        own = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers()), **self.weights}
-        return Potential(self.network, {name: t.to(dtype) if t.is_floating_point() else t for name, t in own.items()})
+        # Free tensors are handed in like the nonnegative ones: the network itself keeps its precision. Buffers are read
+        # from a copy in the other one.
+        network, own = self.network, {**dict(self.network.named_parameters()), **self.weights}
+        if any(buffer.is_floating_point() and buffer.dtype != dtype for buffer in network.buffers()):
+            network = copy.deepcopy(network).to(dtype)
+        return Potential(network, {name: t.to(dtype) if t.is_floating_point() else t for name, t in own.items()})
 
     def _derivatives(self, x: Tensor, order: int) -> Derivatives:
         check_points(x, self.dim)

@@ -134,6 +134,29 @@ class CorrelatedQuadratic(Quadratic):
         return 0.5 * (self.dim * math.log(2.0 * math.pi) - self.log_determinant)
 
 
+class Shifted(ConvexNetwork):
+    """E + c of another energy E: the same density, log Z less by c."""
+
+    def __init__(self, inner: Quadratic, constant: float) -> None:
+        super().__init__()
+        self.dim, self.inner, self.constant = inner.dim, inner, constant
+
+    def nonnegative_names(self) -> tuple[str, ...]:
+        return tuple(f"inner.{name}" for name in self.inner.nonnegative_names())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + self.constant
+
+    def derivatives(self, x: Tensor, weights: Mapping[str, Tensor], order: int = 2) -> Derivatives:
+        own = {name.removeprefix("inner."): weight for name, weight in weights.items()}
+        value, gradient, hessian = self.inner.derivatives(x, own, order)
+        return Derivatives(value + self.constant, gradient, hessian)
+
+    @property
+    def log_partition(self) -> float:
+        return self.inner.log_partition - self.constant
+
+
 def potential_of(network: ConvexNetwork) -> Potential:
     """The network under its own weights."""
     parameters = dict(network.named_parameters())

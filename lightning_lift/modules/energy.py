@@ -93,7 +93,7 @@ class LogConcaveEBM(DensityModule):
             batch: data, shape (N, D).
         """
         log_partition: Tensor = self.partition(potential)
-        return potential.value(batch).mean() + log_partition
+        return potential.value(batch).to(log_partition.dtype).mean() + log_partition
 
     def log_prob_scaled(self, x: Tensor) -> Tensor:
         """Log-density -E(x) - log Z in training units under the weights of evaluation, -inf outside the support.
@@ -108,7 +108,10 @@ class LogConcaveEBM(DensityModule):
         with self._evaluation_mode():
             potential = self.potential()
             estimate = self._evaluations_estimate() or self.evaluator.evaluate(potential)
-            return inside_only(-potential.value(x) - estimate.log_partition, x, self.support.to(x))
+            if estimate.log_partition.dtype != x.dtype:  # float64: log Z and the energies are too large for float32
+                potential = potential.to(estimate.log_partition.dtype)
+            energies = potential.value(x.to(estimate.log_partition.dtype))
+            return inside_only((-energies - estimate.log_partition).to(x.dtype), x, self.support.to(x))
 
     def _evaluations_estimate(self) -> PartitionEstimate | None:
         # Only inside the evaluation that made it: an interrupted one leaves it behind, and the weights move on.
@@ -138,8 +141,8 @@ class LogConcaveEBM(DensityModule):
     def frozen(self) -> FrozenDensity:
         """The density under the weights of evaluation, with ``log_prob(x)`` and ``sample(n)`` in original units."""
         potential = self.potential()
-        energy = FrozenEnergy(potential)
         log_partition = self.evaluator.evaluate(potential).log_partition
+        energy = FrozenEnergy(potential.to(log_partition.dtype))
         return FrozenDensity(energy, log_partition, self.location, self.scale, self.support, self.evaluator)
 
     def begin_evaluation(self, stage: str) -> None:
