@@ -28,9 +28,12 @@ class InverseResult(NamedTuple):
     Attributes:
         x: shape (N, D); NaN where y is not finite.
         converged: residual <= tolerance * (1 + |y|), shape (N,), boolean.
-        residual: |grad F(x) - y|, shape (N,). Where F is strongly convex with constant k, |x - x*| <= residual / k.
+        residual: |grad F(x) - y| of this very x, in float64 where the device has it, shape (N,). Where F is strongly
+            convex with constant k, |x - x*| <= residual / k.
         iterations: Newton iterations of each point, shape (N,), integer.
         min_eigenvalue: smallest eigenvalue of the Hessian at x, shape (N,); None unless asked for.
+        found: where x is a solution or the rounding of one, shape (N,), boolean: with a steep gradient no number of
+            this precision may be one itself; None: ``converged``.
     """
 
     x: Tensor
@@ -38,6 +41,7 @@ class InverseResult(NamedTuple):
     residual: Tensor
     iterations: Tensor
     min_eigenvalue: Tensor | None = None
+    found: Tensor | None = None
 
 
 class ConvexConjugate(NamedTuple):
@@ -109,7 +113,8 @@ def invert(
             _invert_together(potential, rows, first, relative, max_iterations, _resolve(method, potential.dim))
             for rows, first in zip(target.split(size), starts, strict=True)
         ]
-        result = InverseResult(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
+        x, converged, residual, iterations, found = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+        result = InverseResult(x, converged, residual, iterations, found=found)
         if min_eigenvalue:
             result = result._replace(min_eigenvalue=_least_eigenvalue(potential, result.x))
     return result
@@ -117,8 +122,8 @@ def invert(
 
 def _invert_together(
     potential: Potential, y: Tensor, start: Tensor | None, tolerance: float, max_iterations: int, method: NewtonMethod
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, converged, residual and iterations of rows whose inverse Hessians fit into memory together."""
+) -> tuple[Tensor, ...]:
+    """x, converged, residual, iterations and found of rows whose inverse Hessians fit into memory together."""
     if y.dtype == torch.float64 and method == "newton":
         # Float32 does most of the way at a fraction of the price; its Hessians then serve to refine in float64.
         rough = _solve(potential.to(torch.float32), y.float(), start, _ROUGH_TOLERANCE, max_iterations, method)
@@ -127,31 +132,43 @@ def _invert_together(
         solver.solve(max_iterations)
     else:
         solver = _solve(potential, y, start, tolerance, max_iterations, method)
-        if y.dtype == torch.float32 and y.device.type != "mps":
-            _polish(solver, tolerance, max_iterations)
+    found = solver.residual <= solver.limit
+    if y.dtype == torch.float32 and y.device.type != "mps":
+        found = _polish(solver, tolerance, max_iterations)
     finite = torch.isfinite(y).all(1)
     x = torch.where(finite.unsqueeze(1), solver.best, torch.nan)
     residual = torch.where(finite, solver.residual, torch.nan)
-    return x, residual <= solver.limit, residual, solver.iterations
+    return x, residual <= solver.limit, residual, solver.iterations, found
 
 
-def _polish(solver: NewtonSolver, tolerance: float, max_iterations: int) -> None:
-    """Solves in float64 those rows that float32 leaves short of the goal, and rounds them."""
-    # Below round-off, a residual measured in float32 is luck: those rows are judged in float64 too.
-    doubtful = (solver.residual > solver.goal) | (tolerance < 4.0 * torch.finfo(torch.float32).eps)
-    rows = (doubtful & torch.isfinite(solver.residual)).nonzero().squeeze(1)
-    if not len(rows):
-        return
-    potential, y = solver.potential.to(torch.float64), solver.y[rows].double()
-    fine = NewtonSolver(potential, y, tolerance, solver.method, solver.best[rows].double())
-    fine.solve(max_iterations)
-    rounded = fine.best.to(solver.best)
-    # What is returned is what is judged: the rounded point.
-    gradients = [potential.gradient(part.double()) for part in rounded.split(fine.piece)]
-    residual = (torch.cat(gradients) - y).norm(dim=1).to(solver.residual)
-    better = (residual < solver.residual[rows]) | (fine.residual <= fine.limit)
-    solver.best[rows[better]], solver.residual[rows[better]] = rounded[better], residual[better]
-    solver.iterations[rows] += fine.iterations
+def _polish(solver: NewtonSolver, tolerance: float, max_iterations: int) -> Tensor:
+    """Solves in float64 those rows that float32 leaves short of the goal, and rounds them; says which were found.
+
+    Every residual becomes that of the float32 point in float64: measured in float32, one near round-off is luck.
+    """
+    potential = solver.potential.to(torch.float64)
+    short = solver.residual > solver.goal
+    solver.residual = _residual(potential, solver.best, solver.y)
+    found: Tensor = solver.residual <= solver.limit
+    rows = ((short | ~found) & torch.isfinite(solver.residual)).nonzero().squeeze(1)
+    if len(rows):
+        fine = NewtonSolver(potential, solver.y[rows].double(), tolerance, solver.method, solver.best[rows].double())
+        fine.solve(max_iterations)
+        rounded = fine.best.to(solver.best)
+        residual = _residual(potential, rounded, solver.y[rows])
+        solved = fine.residual <= fine.limit
+        better = (residual < solver.residual[rows]) | (solved & ~found[rows])
+        solver.best[rows[better]], solver.residual[rows[better]] = rounded[better], residual[better]
+        solver.iterations[rows] += fine.iterations
+        found[rows] |= solved
+    return found
+
+
+def _residual(potential: Potential, x: Tensor, y: Tensor) -> Tensor:
+    """|grad F(x) - y| in the potential's float64, rounded: shape (N,)."""
+    gradients = [potential.gradient(rows.double()) for rows in x.split(1024)]
+    residual: Tensor = (torch.cat(gradients) - y.double()).norm(dim=1).to(x.dtype)
+    return residual
 
 
 def _solve(

@@ -1,6 +1,7 @@
 """The one file that touches nflows: convex potentials as its transforms, and the flows that they are compared with."""
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -153,7 +154,7 @@ class ConvexPotentialTransform(Transform):  # type: ignore[misc]  # nflows is no
         """
         flow_map = self.flow_map()
         result = flow_map.inverse(inputs)
-        x, converged = result.x, result.converged
+        x, converged = result.x, result.converged if result.found is None else result.found
         failed = ~converged
         if self.on_failure == "raise" and bool(failed.any()):
             raise RuntimeError(
@@ -235,7 +236,7 @@ def make_flow(
         layers += _mixing_layers(mixing, dim)
         layers.append(_layer(kind, dim, index, hidden_features, num_blocks, num_bins, tail_bound, dropout))
         if batch_norm:
-            norm = BatchNorm(dim)
+            norm = _BatchNorm(dim)
             norm.running_var.fill_(1.0)  # it starts at 0: an evaluation before the first step would divide by 1e-5
             layers.append(norm)
     return Flow(CompositeTransform(layers), _StandardNormal([dim]))
@@ -304,7 +305,8 @@ def draw_samples(flow: Flow, num_samples: int, generator: torch.Generator) -> Te
     Raises:
         RuntimeError: the inverse is not finite at some draws, also in float64.
     """
-    like = flow._distribution._log_z
+    tensors = itertools.chain(flow.parameters(), flow.buffers())  # a frozen flow has its weights among the buffers
+    like = next(tensor for tensor in tensors if tensor.is_floating_point())
     noise = torch.randn(num_samples, *flow._distribution._shape, generator=generator, dtype=like.dtype)
     x = base_to_data(flow, noise.to(like.device))
     failed = int((~x.isfinite().all(1)).sum())
@@ -314,6 +316,18 @@ def draw_samples(flow: Flow, num_samples: int, generator: torch.Generator) -> Te
             "lower the learning rate, or clip the gradient."
         )
     return x
+
+
+class _BatchNorm(BatchNorm):  # type: ignore[misc]
+    """nflows' layer, without NaN for a batch that has no standard deviation."""
+
+    def forward(self, inputs: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if self.training and len(inputs) < 2:
+            raise ValueError(
+                "batch_norm=True and a training batch of one row, which has no standard deviation: choose a batch_size "
+                "that leaves no batch of one row, or batch_norm=False."
+            )
+        return super().forward(inputs, context)  # type: ignore[no-any-return]
 
 
 class _StandardNormal(StandardNormal):  # type: ignore[misc]

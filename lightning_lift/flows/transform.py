@@ -165,8 +165,9 @@ class FlowMap:
             y: shape (N, D).
 
         Returns:
-            The points (N, D); ``residual`` is |f(x) - y| through all blocks, before a float64 solution is rounded;
-            ``converged`` says that it is within tolerance * (1 + |y|); ``iterations`` are those of all blocks.
+            The points (N, D); ``residual`` is |f(x) - y| of these very points through all blocks, in float64 where the
+            device has it; ``converged`` says that it is within tolerance * (1 + |y|), ``found`` that it is so, or was
+            before a float64 solution was rounded; ``iterations`` are those of all blocks.
         """
         check_points(y, self.dim)
         tolerance = self._tolerance(y.dtype)
@@ -175,10 +176,14 @@ class FlowMap:
         if y.dtype != torch.float32 or y.device.type == "mps" or not bool(again.any()):
             return result
         better = self.to(torch.float64)._solve(y[again].double(), tolerance)
-        result.x[again], result.residual[again] = better.x.to(y.dtype), better.residual.to(y.dtype)
-        result.converged[again] = better.converged
+        rounded = better.x.to(y.dtype)
+        residual = self._residual(rounded, y[again])
+        result.x[again], result.residual[again] = rounded, residual
+        result.converged[again] = residual <= tolerance * (1.0 + y[again].norm(dim=1))
         result.iterations[again] += better.iterations
-        return result
+        found = result.converged.clone()
+        found[again] = better.converged
+        return result._replace(found=found)
 
     def _tolerance(self, dtype: torch.dtype) -> float:
         if self.tolerance is not None:
@@ -191,8 +196,14 @@ class FlowMap:
         for stage in reversed(self.stages):
             result = invert(stage.potential, x, tolerance=self.tolerance)
             x, iterations = stage.denormalize(result.x), iterations + result.iterations
-        residual = result.residual if len(self.stages) == 1 else (self.map(x) - y).norm(dim=1)
+        residual = self._residual(x, y)
         return InverseResult(x, residual <= tolerance * (1.0 + y.norm(dim=1)), residual, iterations)
+
+    def _residual(self, x: Tensor, y: Tensor) -> Tensor:
+        """|f(x) - y| in float64 where the device has it, rounded: shape (N,)."""
+        dtype = x.dtype if x.device.type == "mps" else torch.float64
+        residual: Tensor = (self.to(dtype).map(x.to(dtype)) - y.to(dtype)).norm(dim=1).to(x.dtype)
+        return residual
 
     @torch.no_grad()
     def hessian_condition(self, x: Tensor) -> Tensor:
@@ -228,9 +239,9 @@ def all_points(result: InverseResult) -> Tensor:
         Shape (N, D).
 
     Raises:
-        RuntimeError: some missed the tolerance.
+        RuntimeError: some missed the tolerance, before they were rounded too.
     """
-    failed = int((~result.converged).sum())
+    failed = int((~(result.converged if result.found is None else result.found)).sum())
     if failed:
         raise RuntimeError(
             f"{failed} of {len(result.x)} points were not found: their inverse missed its tolerance (largest residual "

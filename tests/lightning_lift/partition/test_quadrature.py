@@ -225,7 +225,7 @@ def test_correlated_columns(correlation: float, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kind", [Quadratic, LaplaceEnergy, SeparableGumbel])
-@pytest.mark.parametrize(("angle", "scales"), [(0.3, (1.0, 1.0)), (0.7, (1.0, 1e-3)), (1.5, (100.0, 0.01))])
+@pytest.mark.parametrize(("angle", "scales"), [(0.3, (1.0, 1.0)), (1.2, (1.0, 1e-4))])
 def test_oblique_shapes_with_kinks_and_skew(kind: type, angle: float, scales: tuple[float, float]) -> None:
     network = Oblique(kind, angle, scales)
     quadrature = prepared(2)
@@ -310,8 +310,8 @@ def test_a_large_constant_in_a_float32_energy_moves_log_z_by_just_that(dim: int,
 @pytest.mark.parametrize("dim", [1, 2])
 def test_gradient_of_a_network_against_a_fine_grid_in_float64(dim: int, activation: str) -> None:
     torch.manual_seed(1)
-    network = ICNN(dim, (24, 24), activation=activation, strong_convexity=0.05, bias_std=1.0, free_weight_std=1.0)
-    exact, quadrature = copy.deepcopy(network).double(), Quadrature(num_points=2401 if dim == 1 else 385)
+    network = ICNN(dim, (12, 12), activation=activation, strong_convexity=0.05, bias_std=1.0, free_weight_std=1.0)
+    exact, quadrature = copy.deepcopy(network).double(), Quadrature(num_points=2401 if dim == 1 else 193)
     quadrature.prepare(OPEN[dim], None)
 
     def gradient(found: Tensor, of: ICNN) -> Tensor:

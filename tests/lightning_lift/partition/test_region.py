@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lightning_lift.partition.region import Grid, Region
+from lightning_lift.partition.tails import log_tail_in_plane
 
 WHOLE = {dim: torch.tensor([[-math.inf] * dim, [math.inf] * dim], dtype=torch.float64) for dim in (1, 2)}
 
@@ -45,7 +46,10 @@ def followed(energy: object, region: Region, size: int = 65, level: float = 18.0
     for moves in range(60):
         grid = Grid(region, size)
         energies, edges = energy(grid.points), energy(region.free_edges(size).view(-1, 2))  # type: ignore[operator]
-        found = region.followed(grid, energies, level, covered=bool(edges.min() > energies.min() + 0.8 * level))
+        log_area = float((region.window[1] - region.window[0]).log().sum())
+        tail = log_tail_in_plane(edges.view(-1, size), float(energies.min()), log_area)
+        mass = float(torch.logsumexp(grid.log_weights - energies, 0))
+        found = region.followed(grid, energies, level, covered=tail <= mass + math.log(1e-6))
         if found is None:
             return region, moves
         region = found
