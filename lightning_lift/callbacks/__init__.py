@@ -18,20 +18,7 @@ from lightning_lift.callbacks.update_noise import UpdateNoise
 from lightning_lift.callbacks.weight_histograms import WeightHistograms
 
 __all__ = [
-    "CrossCovariance",
-    "DensityFigure",
-    "FlowFigure",
-    "LastCheckpoint",
-    "LatentImages",
-    "LatentStep",
-    "PathConditioning",
-    "PeriodicCallback",
-    "PredictionWriter",
-    "RunSummary",
-    "SampleDistance",
-    "ShoulderOccupancy",
-    "ShoulderVisits",
-    "TrailingCrossCovariance",
-    "UpdateNoise",
-    "WeightHistograms",
-]
+    "CrossCovariance", "DensityFigure", "FlowFigure", "LastCheckpoint", "LatentImages", "LatentStep",
+    "PathConditioning", "PeriodicCallback", "PredictionWriter", "RunSummary", "SampleDistance", "ShoulderOccupancy",
+    "ShoulderVisits", "TrailingCrossCovariance", "UpdateNoise", "WeightHistograms",
+]  # fmt: skip

@@ -30,25 +30,26 @@ def run_directory(trainer: L.Trainer) -> Path | None:
     """
     if getattr(trainer, "fast_dev_run", False) or not trainer.loggers:
         return None
-    for logger in trainer.loggers:
-        folder = logger.log_dir if isinstance(logger, TensorBoardLogger | CSVLogger) else logger.save_dir
-        if folder is not None:
-            return _local_folder(str(folder))
-    return _local_folder(str(trainer.default_root_dir))
+    has_log_dir = TensorBoardLogger, CSVLogger
+    folders = [one.log_dir if isinstance(one, has_log_dir) else one.save_dir for one in trainer.loggers]
+    folder = str(next((folder for folder in folders if folder is not None), trainer.default_root_dir))
+    return local_path(folder) or _say_remote(folder)
 
 
-@cache
-def _local_folder(folder: str) -> Path | None:
-    if "://" not in folder:
-        return Path(folder)
-    system = get_filesystem(folder)
-    if "file" in system.protocol:
-        return Path(str(system._strip_protocol(folder)))
+def local_path(address: str) -> Path | None:
+    """The path of an address on this machine's file system (``file://`` too), else None."""
+    if "://" not in address:
+        return Path(address)
+    system = get_filesystem(address)
+    return Path(str(system._strip_protocol(address))) if "file" in system.protocol else None
+
+
+@cache  # said once
+def _say_remote(folder: str) -> None:
     rank_zero_warn(
         f"the log folder {folder} is not on this machine's file system: metrics, figures and histograms go to the "
         "loggers, and no files (metrics.json, tables, PNGs) are written; log to a local folder to have them."
     )
-    return None
 
 
 def is_recorded(trainer: L.Trainer) -> bool:

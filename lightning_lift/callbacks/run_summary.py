@@ -15,7 +15,7 @@ from rich.table import Table
 from torch.utils.tensorboard.summary import hparams
 
 from lightning_lift import __version__
-from lightning_lift.callbacks._logging import run_directory, tensorboard_loggers
+from lightning_lift.callbacks._logging import local_path, run_directory, tensorboard_loggers
 from lightning_lift.files import whole_file
 
 
@@ -131,9 +131,10 @@ def _checkpoints(trainer: L.Trainer) -> tuple[dict[str, str], dict[str, int]]:
 
 def _step_of(path: str) -> int | None:
     """The optimizer step of a checkpoint; None where it is no local file."""
-    if not Path(path).is_file():
+    file = local_path(path)
+    if file is None or not file.is_file():
         return None
-    return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["global_step"])
+    return int(torch.load(file, map_location="cpu", mmap=True, weights_only=True)["global_step"])
 
 
 def _fill_hparams_tab(

@@ -11,20 +11,7 @@ from lightning_lift.rescaling.unit_graph import LeftAlone, UnitBlock, UnitGraph,
 from lightning_lift.rescaling.whole_module import ModuleRescaling, rescale_module_, transport_states_
 
 __all__ = [
-    "DiagonalCondition",
-    "LeftAlone",
-    "ModuleRescaling",
-    "RescalingReport",
-    "UnitBlock",
-    "UnitGraph",
-    "UntraceableModelError",
-    "build_unit_graph",
-    "equinormalization",
-    "path_conditioning",
-    "path_kernel_diagonal",
-    "rescale_",
-    "rescale_factors",
-    "rescale_module_",
-    "transport_optimizer_state_",
-    "transport_states_",
-]
+    "DiagonalCondition", "LeftAlone", "ModuleRescaling", "RescalingReport", "UnitBlock", "UnitGraph",
+    "UntraceableModelError", "build_unit_graph", "equinormalization", "path_conditioning", "path_kernel_diagonal",
+    "rescale_", "rescale_factors", "rescale_module_", "transport_optimizer_state_", "transport_states_",
+]  # fmt: skip

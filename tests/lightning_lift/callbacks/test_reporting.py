@@ -8,6 +8,7 @@ import lightning as L
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_lift.callbacks import (
@@ -153,12 +154,15 @@ def test_a_log_folder_by_file_address_is_a_folder(tmp_path: Path, monkeypatch: p
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     logger = TensorBoardLogger(f"file://{tmp_path}/there", name="logs", version="a")
-    callbacks = [RunSummary(), *pairs(CrossCovariance, ShoulderVisits, DensityFigure)]
-    make_trainer(tmp_path, callbacks, logger, max_steps=5).fit(small_model(), small_data())
+    callbacks = [RunSummary(), *pairs(CrossCovariance, ShoulderVisits, DensityFigure), ModelCheckpoint()]
+    trainer = make_trainer(tmp_path, callbacks, logger, max_steps=5, enable_checkpointing=True)
+    trainer.fit(small_model(), small_data())
     assert list((tmp_path / "here").iterdir()) == []
     folder = tmp_path / "there" / "logs" / "a"
     names = {path.name for path in folder.iterdir()}
     assert {"metrics.json", "cross_covariance.csv", "cross_covariance_2.csv", "shoulder_visits.npz"} <= names
-    figures = json.loads((folder / "metrics.json").read_text())["figures"]
+    written = json.loads((folder / "metrics.json").read_text())
+    assert written["checkpoint_steps"] == {"last": 5}
+    figures = written["figures"]
     assert figures == sorted(str(path) for path in folder.rglob("*.png"))
     assert len(figures) == 4
