@@ -5,7 +5,6 @@ They are the margins of a Gaussian copula: with x = quantile(z), the score z = s
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from scipy import special
@@ -13,42 +12,6 @@ from torch import Tensor
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _TINY = 1e-300  # keeps the score of an end of the support finite
-
-
-class Marginal(Protocol):
-    """A continuous distribution on an interval. Tensors are float64, of any shape."""
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Support, infinite where open."""
-        ...
-
-    @property
-    def mean(self) -> float:
-        """Mean."""
-        ...
-
-    @property
-    def variance(self) -> float:
-        """Variance."""
-        ...
-
-    @property
-    def entropy(self) -> float:
-        """Differential entropy in nats."""
-        ...
-
-    def quantile(self, z: Tensor) -> Tensor:
-        """Return the value whose probability of being undercut is that of a standard normal at z."""
-        ...
-
-    def score(self, x: Tensor) -> Tensor:
-        """Return the inverse of :meth:`quantile`, for points of the support."""
-        ...
-
-    def log_density(self, x: Tensor) -> Tensor:
-        """Return the log-density at points of the support."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -220,6 +183,12 @@ class ShiftedLogNormal:
         """Return the log-density, -inf at the lower end."""
         z = self.score(x)
         return -0.5 * z.square() - self.sigma * z - (_HALF_LOG_2PI + math.log(self.scale * self.sigma))
+
+
+Marginal = Uniform | TruncatedNormal | ShiftedLogNormal
+"""A continuous distribution on an interval. Methods take and give float64 tensors of any shape: ``quantile(z)``, the
+value whose probability of being undercut is that of a standard normal at z; ``score(x)``, its inverse, and
+``log_density(x)``, for points of the support. ``ends`` are infinite where open."""
 
 
 def _score(below: Tensor, above: Tensor) -> Tensor:

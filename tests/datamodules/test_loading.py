@@ -192,7 +192,7 @@ class Sizes(lightning.LightningModule):
 def test_lightnings_batch_size_finder_ends_at_the_size_of_the_table(tmp_path, mode: str) -> None:
     """The runs of the search leave the order of the training rows alone."""
     data = TabularDataModule(table="load_iris", batch_size=16)  # 120 training rows
-    module, finder = Sizes(), BatchSizeFinder(mode=mode, steps_per_trial=1)
+    module, finder = Sizes(), BatchSizeFinder(mode=mode, steps_per_trial=1, init_val=64)
     lightning.Trainer(
         accelerator="cpu",
         max_epochs=2,
