@@ -56,4 +56,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({"__version__", *__all__, *(module.name for module in pkgutil.iter_modules(__path__))})
+    return sorted({"__version__", *__all__, *(m.name for m in pkgutil.iter_modules(__path__) if m.name[0] != "_")})

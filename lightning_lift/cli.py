@@ -79,7 +79,7 @@ class LiftCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Links the data's dimension to the model and adds ``--test_after_fit``."""
+        """Link the data's dimension to the model and add ``--test_after_fit``."""
         parser.link_arguments("data.dim", "model.init_args.dim", apply_on="instantiate")
         parser.add_argument(
             "--test_after_fit",
@@ -101,7 +101,7 @@ class LiftCLI(LightningCLI):
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parses the command line, in which configurations and classes may be named as ``shipped`` knows them."""
+        """Parse the command line, in which configurations and classes may be named as ``shipped`` knows them."""
         if isinstance(args, dict | Namespace):
             self.config = parser.parse_object(args)
             return
@@ -137,7 +137,7 @@ class LiftCLI(LightningCLI):
                 )
 
     def instantiate_classes(self) -> None:
-        """Makes the data module, the model and the trainer."""
+        """Make the data module, the model and the trainer."""
         self._dump_config()
         self.config_init = instantiate(self.parser, self.config, self.config_dump)
         self.datamodule, self.model = (self._get(self.config_init, key) for key in ("data", "model"))
@@ -173,7 +173,7 @@ class LiftCLI(LightningCLI):
         return trainer
 
     def after_fit(self) -> None:
-        """Tests the best checkpoint on request."""
+        """Test the best checkpoint on request."""
         if not self._get(self.config, "test_after_fit"):
             return
         forget_averages(self.trainer)
@@ -217,7 +217,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def main(args: ArgsType = None) -> None:
-    """Runs the command line.
+    """Run the command line.
 
     Errors that a user can mend (a bad value, a missing file) and errors that this package itself raises are printed in
     one line and end with status 1; with the environment variable LIGHTNING_LIFT_TRACEBACK=1 they are raised with their
@@ -249,7 +249,7 @@ def main(args: ArgsType = None) -> None:
 
 
 def _import_modules(args: ArgsType) -> ArgsType:
-    """Imports what ``--import`` names, in any place, and gives the other arguments."""
+    """Import what ``--import`` names, in any place, and return the other arguments."""
     if not isinstance(args, list):
         return args
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

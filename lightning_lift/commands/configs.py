@@ -9,7 +9,7 @@ from lightning_lift.shipped import CONFIGS, configurations
 
 
 def main(args: Sequence[str]) -> None:
-    """Runs the command.
+    """Run the command.
 
     Args:
         args: the arguments after ``configs``.
