@@ -3,6 +3,8 @@
 import csv
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -159,6 +161,53 @@ def test_resume_by_the_command_line_equals_the_whole_run() -> None:
     for name, tensor in whole.model.state_dict().items():
         if isinstance(tensor, torch.Tensor):
             assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+
+
+def test_a_longer_schedule_of_the_command_line_wins_on_resume(caplog: pytest.LogCaptureFixture) -> None:
+    """From 8 steps to 16: the rate is what the longer cosine has there, not that of the old one climbing again."""
+    half = fit("--trainer.max_epochs", "2", "--model.lr_scheduler.T_max", "8")
+    with caplog.at_level("INFO"):
+        more = ["--trainer.max_epochs", "3", "--model.lr_scheduler.T_max", "16"]
+        resumed = fit("--ckpt_path", last(half), *more)
+    assert [m for m in caplog.messages if "T_max=16 (was 8): the present settings win" in m]
+    rate = resumed.trainer.optimizers[0].param_groups[0]["lr"]
+    assert rate == pytest.approx(3e-2 * (1 + math.cos(math.pi * 12 / 16)) / 2, rel=1e-5)
+
+
+def test_a_run_keeps_the_best_and_the_last_step_apart() -> None:
+    cli = fit("--trainer.max_steps", "7", "--trainer.val_check_interval", "2", "--test_after_fit")
+    written = record(cli)
+    assert torch.load(last(cli), weights_only=True)["global_step"] == 7
+    assert written["checkpoints"]["last"] == last(cli)
+    assert written["tested_checkpoint"] == written["checkpoints"]["best"] != last(cli)
+
+
+def test_a_diverged_fit_is_one_sentence_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "--config", CONFIG, *SMALL, *QUIET, "--model.optimizer.lr", "1e6", "--test_after_fit"])
+    assert end.value.code == 1
+    error = capsys.readouterr().err
+    assert "training has diverged at step" in error
+    assert "learning rate 1e+06" in error
+    assert "Traceback" not in error
+    assert not list(Path("runs").rglob("*.ckpt")), "nothing that a test could take for the best"
+
+
+def test_a_terminated_fit_ends_with_a_status_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = LogConcaveEBM.training_step
+
+    def terminated(self: LogConcaveEBM, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        if self.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(LogConcaveEBM, "training_step", terminated)
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "--config", CONFIG, *SMALL, *QUIET])
+    assert end.value.code == 128 + signal.SIGTERM
+    (kept,) = Path("runs").rglob("*.ckpt")
+    assert kept.name == "exception.ckpt"
+    assert torch.load(kept, weights_only=True)["global_step"] == 3
 
 
 def test_print_config_and_help(capsys: pytest.CaptureFixture[str]) -> None:

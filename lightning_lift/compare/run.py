@@ -182,7 +182,7 @@ def _interrupts_pass() -> Iterator[None]:
 
 
 def ending(error: Exception, module: L.LightningModule | None, start_size: float | None) -> tuple[Outcome, str]:
-    """The outcome of a run that an error ended, and what its record says of it.
+    """The outcome of a run that an error ended (see ``has_diverged``), and what its record says of it.
 
     Args:
         error: what was raised.

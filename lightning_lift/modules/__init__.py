@@ -3,7 +3,9 @@
 from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.classifier import ReLUClassifier
 from lightning_lift.modules.density import DensityModule, DensityTask
+from lightning_lift.modules.divergence import DivergenceError
 from lightning_lift.modules.energy import LogConcaveEBM
+from lightning_lift.modules.fitting import FittedModule
 from lightning_lift.modules.flow import ConvexPotentialFlow
 from lightning_lift.modules.frozen import FrozenDensity, FrozenDistribution, FrozenEnergy, FrozenFlow
 from lightning_lift.modules.normalizing_flow import FrozenNormalizingFlow, NormalizingFlow
@@ -15,6 +17,8 @@ __all__ = [
     "ConvexPotentialFlow",
     "DensityModule",
     "DensityTask",
+    "DivergenceError",
+    "FittedModule",
     "FrozenDensity",
     "FrozenDistribution",
     "FrozenEnergy",

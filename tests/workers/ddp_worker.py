@@ -10,6 +10,7 @@ import torch
 from lightning_lift.callbacks import CrossCovariance, DensityFigure, ShoulderOccupancy
 from lightning_lift.datamodules import EightGaussiansDataModule, GumbelDataModule
 from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM
+from lightning_lift.modules.divergence import DivergenceError
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
 
@@ -57,10 +58,39 @@ def main(processes: int, folder: Path) -> None:
             enable_model_summary=False,
         )
         trainer.fit(module, datamodule=data)
-        metrics = trainer.test(module, datamodule=data, verbose=False)[0]
+        metrics = {"train/loss": float(trainer.callback_metrics["train/loss"])}
+        metrics |= trainer.test(module, datamodule=data, verbose=False)[0]
         if trainer.is_global_zero:
             weights = {key: p.detach() for key, p in module.named_parameters()}
             torch.save({"weights": weights, "metrics": metrics}, folder / f"{name}.pt")
+    if processes > 1:
+        diverge(folder)
+
+
+class OneDiverges(LogConcaveEBM):
+    """The loss of the last process is NaN at step 8, and nowhere else."""
+
+    def batch_loss(self, batch: torch.Tensor, latent: torch.Tensor | None = None) -> torch.Tensor:
+        loss = super().batch_loss(batch, latent)
+        return loss * float("nan") if self.training and self.global_rank and self.global_step == 7 else loss
+
+
+def diverge(folder: Path) -> None:
+    """Each process writes the error that ended its fit.
+
+    Args:
+        folder: where the results go.
+    """
+    data = GumbelDataModule(batch_size=8, batches_per_epoch=20, num_val=8, num_test=8, num_calibration=8)
+    module = OneDiverges(1, functools.partial(ICNN, widths=[8, 8]), DirectSoftplus, learning_rate=1e-2)
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False, default_root_dir=folder,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    try:
+        trainer.fit(module, datamodule=data)
+    except DivergenceError as error:
+        (folder / f"diverged_{module.global_rank}.txt").write_text(str(error))
 
 
 if __name__ == "__main__":
