@@ -82,6 +82,8 @@ def lost_by_exit(code: int | None) -> Lost:
     Args:
         code: its exit status; the negative number of a signal; None where it is not known.
     """
+    if code in (0, 128 + signal.SIGTERM):  # Lightning answers SIGTERM by leaving the process, with status 0
+        code = -signal.SIGTERM
     if code is None or code >= 0:
         return Lost(f"its worker process ended with status {code}: {_CRASH}")
     name = signal.Signals(-code).name

@@ -61,7 +61,6 @@ def test_a_fault_of_the_surroundings_names_its_cause(error: Exception, hint: str
         ZeroDivisionError("no"),
         torch.linalg.LinAlgError("the input is singular"),
         raised(ValueError("nan"), context=FileNotFoundError("no cache yet")),  # it only followed it
-        NotImplementedError("out of memory"[:3]),
     ],
 )
 def test_an_error_of_the_run_is_its_result(error: Exception) -> None:
@@ -70,6 +69,7 @@ def test_an_error_of_the_run_is_its_result(error: Exception) -> None:
 
 def test_how_a_worker_ended_is_told_by_its_exit_status() -> None:
     assert "killed by SIGKILL: the system does so when memory runs out" in lost_by_exit(-9).reason
-    assert "killed by SIGTERM: by the user or a scheduler" in lost_by_exit(-15).reason
+    for code in (-15, 0, 143):  # Lightning leaves a process with 0 where it got the signal
+        assert "killed by SIGTERM: by the user or a scheduler" in lost_by_exit(code).reason
     assert "killed by SIGSEGV: a crash inside a library" in lost_by_exit(-11).reason
     assert "ended with status 3" in lost_by_exit(3).reason and "status None" in lost_by_exit(None).reason
