@@ -4,7 +4,7 @@ import math
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import lightning as L
 import torch
@@ -21,6 +21,7 @@ class ModuleContract:
     """
 
     steps: int = 5
+    _kept: ClassVar[tuple[TaskModule, Any]]
 
     def make(self) -> TaskModule:
         """A fresh module that fits the data."""
@@ -50,6 +51,12 @@ class ModuleContract:
             trainer.fit(module, datamodule=data)
         return module, data, trainer
 
+    def _fitted_once(self) -> tuple[TaskModule, Any]:
+        """A fitted module and its data, which the tests of a class share: they only read it."""
+        if "_kept" not in type(self).__dict__:
+            type(self)._kept = self._fitted()[:2]
+        return type(self)._kept
+
     def test_every_entry_point_with_and_without_inference_mode(self) -> None:
         figures: list[dict[str, float]] = []
         for inference_mode in (True, False):
@@ -59,7 +66,7 @@ class ModuleContract:
             predictions = trainer.predict(module, datamodule=data)
             assert predictions
             assert all(isinstance(p, Tensor) and torch.isfinite(p).all() for p in predictions)
-            trainer_again = self._trainer(inference_mode=inference_mode)
+            trainer_again = self._trainer(inference_mode=inference_mode, max_steps=1)
             trainer_again.fit(module, datamodule=data)  # nothing that evaluation left behind breaks a later fit
         assert figures[0] == figures[1]
 
@@ -75,7 +82,7 @@ class ModuleContract:
         assert found == expected
 
     def test_freeze_gives_a_plain_module_of_the_same_density_in_original_units(self) -> None:
-        module, data, _ = self._fitted()
+        module, data = self._fitted_once()
         x = next(iter(data.test_dataloader()))
         frozen = module.freeze()
         assert not list(frozen.parameters())
@@ -94,7 +101,7 @@ class ModuleContract:
         assert any(p.requires_grad for p in module.parameters())
 
     def test_callbacks_can_ask_for_the_loss_at_a_given_latent(self) -> None:
-        module, data, _ = self._fitted()
+        module, data = self._fitted_once()
         if not isinstance(module, ConvexModule):
             return  # it has no weights behind a latent
         batch = next(iter(data.train_dataloader()))
@@ -107,7 +114,7 @@ class ModuleContract:
 
     def test_a_flow_is_the_change_of_variables_that_it_says(self) -> None:
         """With ``map`` and ``inverse_map``: log p(x) = log N(f(x); 0, I) + log|det Df(x)|, all in original units."""
-        module, data, _ = self._fitted()
+        module, data = self._fitted_once()
         if not isinstance(module, DensityTask) or not hasattr(module, "inverse_map"):
             return
         x = module.to_original(next(iter(data.test_dataloader()))[:16])
