@@ -160,7 +160,7 @@ class ConvAutoencoder(TrustedLoading, L.LightningModule):
             loss = self.regularized_loss(batch, generator_at(base, number))
         else:
             loss = self.reconstruction_loss(batch)
-        self.log("train/loss", loss, prog_bar=True)
+        self.log("train/loss", loss, prog_bar=True, sync_dist=True)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -7,7 +7,7 @@ from lightning_lift.modules.divergence import DivergenceError
 
 
 class LastCheckpoint(ModelCheckpoint):
-    """Keeps ``last.ckpt``, written after each validation and at the end of ``fit``, for resuming.
+    """Keep ``last.ckpt``, written after each validation and at the end of ``fit``, for resuming.
 
     ``ModelCheckpoint(monitor=..., save_last=True)`` writes ``last`` only when the monitored metric has improved. An
     interruption or an error writes ``exception.ckpt`` instead, but a divergence does not. The command line adds this

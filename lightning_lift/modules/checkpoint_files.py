@@ -13,14 +13,14 @@ from lightning_lift.trusted import read_parts
 
 
 class WholeFileCheckpointIO(TorchCheckpointIO):
-    """Writes a local checkpoint beside its place and renames it; other file systems are left to Lightning.
+    """A writer of local checkpoints beside their place, renamed once whole; other file systems are Lightning's.
 
     Lightning writes into the folder for temporary files and moves the file: across file systems that is a copy, which a
     kill leaves unfinished.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Writes a checkpoint.
+        """Write a checkpoint.
 
         Args:
             checkpoint: plain data and tensors.
@@ -45,7 +45,7 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
 
 
 def write_whole_files(trainer: L.Trainer) -> None:
-    """Has a trainer write its checkpoints by ``WholeFileCheckpointIO``, unless it brings a plugin of its own.
+    """Have a trainer write its checkpoints by ``WholeFileCheckpointIO``, unless it brings a plugin of its own.
 
     Args:
         trainer: any.

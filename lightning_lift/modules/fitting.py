@@ -88,7 +88,7 @@ class FittedModule(StoredModule):
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     def setup(self, stage: str) -> None:
-        """Has checkpoints written whole; outside ``fit`` averaging callbacks forget the average of a fit before.
+        """Have checkpoints written whole; outside ``fit`` averaging callbacks forget the average of a fit before.
 
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
@@ -101,7 +101,7 @@ class FittedModule(StoredModule):
     # -- modes --------------------------------------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
-        """Puts the modes back that an interrupted evaluation has left behind."""
+        """Put the modes back that an interrupted evaluation has left behind."""
         if not self.training:
             for part, training in self._modes:
                 part.training = training
@@ -132,14 +132,14 @@ class FittedModule(StoredModule):
     # -- divergence ---------------------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Starts the watch over the loss; not in a learning-rate finder, nor where a callback judges the run itself."""
+        """Start the watch over the loss; not in a learning-rate finder, nor where a callback judges the run itself."""
         callbacks = getattr(self.trainer, "callbacks", [])
         self._judged = not any(isinstance(c, _LRCallback) or getattr(c, "judges_divergence", False) for c in callbacks)
         self._losses, self._began = [], time.time() - 0.01  # files are stamped by a coarser clock
         self._start_size = largest_weight(self) if self._judged else math.inf
 
     def on_before_backward(self, loss: Tensor) -> None:
-        """Takes note of the loss, before gradients are made of it.
+        """Take note of the loss, before gradients are made of it.
 
         Args:
             loss: scalar; under ``16-mixed`` times the gradient scaler's factor.
@@ -154,7 +154,7 @@ class FittedModule(StoredModule):
             self._judge_losses()
 
     def _judge_losses(self) -> None:
-        """Raises at the first loss that is not finite in any process; called by all processes alike."""
+        """Raise at the first loss that is not finite in any process; called by all processes alike."""
         noted, self._losses = self._losses, []
         if not noted:
             return
@@ -203,23 +203,23 @@ class FittedModule(StoredModule):
             raise DivergenceError(self._diverged(str(error).rstrip("."), step)) from error
 
     def on_validation_epoch_start(self) -> None:
-        """Looks at the losses so far, before anything is measured."""
+        """Look at the losses so far, before anything is measured."""
         if self.trainer.state.fn == "fit":
             self._judge_losses()
 
     def on_validation_end(self) -> None:
-        """Raises where a metric is not finite, whether or not a checkpoint would be written."""
+        """Raise where a metric is not finite, whether or not a checkpoint would be written."""
         if self._judged and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
             self._judge_metrics()
 
     def on_train_end(self) -> None:
-        """Looks at the last losses."""
+        """Look at the last losses."""
         self._judge_losses()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Stamps version and format; refuses to write diverged weights while training goes on."""
+        """Stamp version and format; refuse to write diverged weights while training goes on."""
         super().on_save_checkpoint(checkpoint)
         trainer = self._trainer
         if trainer is not None:
@@ -241,7 +241,7 @@ class FittedModule(StoredModule):
 
 
 def forget_averages(trainer: L.Trainer) -> None:
-    """Makes averaging callbacks forget the average of an earlier fit.
+    """Make averaging callbacks forget the average of an earlier fit.
 
     With it ``WeightAveraging`` loads a checkpoint's trained weights in place of the averaged ones, and swaps the
     average in where another module is validated.

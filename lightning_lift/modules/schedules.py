@@ -13,7 +13,7 @@ _PROGRESS = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch", "_last_
 
 
 def renew_schedule(checkpoint: dict[str, Any], own: Mapping[str, Any], optimizer: Callable[..., Any]) -> None:
-    """Puts the module's own schedule into a checkpoint that was written under another, and says so in one line.
+    """Put the module's own schedule into a checkpoint that was written under another, and say so in one line.
 
     A scheduler's stored state holds the arguments of its constructor (``T_max``, ``milestones``, ...), which would
     replace the new ones in silence. The new schedule is replayed from the start: the rate is what it would be at this

@@ -12,7 +12,7 @@ from lightning_lift.parameterizations.readouts import Readout
 
 
 class Parameterization(nn.Module, ABC):
-    """Stores and trains the nonnegative weights theta of every convex network in a module.
+    """How the nonnegative weights theta of every convex network in a module are stored and trained.
 
     Made without arguments by a factory, then bound: ``Lift().bind(network)``. Binding takes the weights over and leaves
     None in their place on the network, so that no optimizer and no distributed wrapper sees them twice.
@@ -61,7 +61,7 @@ class Parameterization(nn.Module, ABC):
         return False
 
     def bind(self, module: nn.Module, dim: int | None = None) -> Self:
-        """Takes over the nonnegative weights of every ``ConvexNetwork`` in a module.
+        """Take over the nonnegative weights of every ``ConvexNetwork`` in a module.
 
         Args:
             module: a convex network, or any module that contains some.
@@ -104,7 +104,7 @@ class Parameterization(nn.Module, ABC):
 
     @abstractmethod
     def _build(self, initial: Tensor, free: dict[str, Tensor], dim: int) -> Iterable[str]:
-        """Creates the parameters, starting at ``initial`` (d,); returns the names of free tensors taken over too."""
+        """Create the parameters, starting at ``initial`` (d,); return the names of free tensors taken over too."""
 
     @abstractmethod
     def latent(self, batch: Tensor | None = None) -> Tensor:
@@ -134,7 +134,7 @@ class Parameterization(nn.Module, ABC):
 
     @torch.no_grad()
     def initialize_(self, weights: Mapping[str, Tensor]) -> int:
-        """Sets the weights, for every batch: the common start of a fair comparison.
+        """Set the weights, for every batch: the common start of a fair comparison.
 
         Args:
             weights: a nonnegative tensor for each of ``names``.
@@ -163,7 +163,7 @@ class Parameterization(nn.Module, ABC):
 
     @torch.no_grad()
     def project_(self) -> None:
-        """Moves the stored numbers to the nearest feasible point, in place; idempotent. By default a no-op."""
+        """Move the stored numbers to the nearest feasible point, in place; idempotent. By default a no-op."""
 
     def after_step_(self) -> None:
         """What must follow each real optimizer step; by default the projection."""
@@ -182,7 +182,7 @@ class Parameterization(nn.Module, ABC):
         return True
 
     def calibrate(self, batches: Iterable[Tensor]) -> None:
-        """Makes the reference summary from data rows; a no-op where evaluation does not need one.
+        """Make the reference summary from data rows; a no-op where evaluation does not need one.
 
         Args:
             batches: tensors of shape (N, D), together the reference rows.
