@@ -1,7 +1,7 @@
 """The one file that touches nflows: convex potentials as its transforms, and the flows that they are compared with."""
 
 import copy
-import itertools
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -305,10 +305,11 @@ def draw_samples(flow: Flow, num_samples: int, generator: torch.Generator) -> Te
     Raises:
         RuntimeError: the inverse is not finite at some draws, also in float64.
     """
-    tensors = itertools.chain(flow.parameters(), flow.buffers())  # a frozen flow has its weights among the buffers
-    like = next(tensor for tensor in tensors if tensor.is_floating_point())
-    noise = torch.randn(num_samples, *flow._distribution._shape, generator=generator, dtype=like.dtype)
-    x = base_to_data(flow, noise.to(like.device))
+    # A frozen flow has its weights among the buffers; masks stay float32 beside weights in float64.
+    tensors = [tensor for tensor in (*flow.parameters(), *flow.buffers()) if tensor.is_floating_point()]
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    noise = torch.randn(num_samples, *flow._distribution._shape, generator=generator, dtype=dtype)
+    x = base_to_data(flow, noise.to(tensors[0].device))
     failed = int((~x.isfinite().all(1)).sum())
     if failed:
         raise RuntimeError(

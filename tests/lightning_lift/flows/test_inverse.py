@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_lift.flows import convex_conjugate, default_tolerance, implicit_inverse, invert
+from lightning_lift.flows import FlowMap, FlowStage, convex_conjugate, default_tolerance, implicit_inverse, invert
 from lightning_lift.networks import ICNN
 from lightning_lift.potential import Potential
 from tests.problems import Quadratic, potential_of
@@ -273,3 +273,21 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> Non
         invert(trained_like(2), normal(4, 2), **arguments)
     with pytest.raises(ValueError, match=r"expected \(N, 2\)"):
         invert(trained_like(2), normal(4, 3))
+
+
+@pytest.mark.parametrize(("dim", "steepness"), [(1, 10.0), (1, 100.0), (2, 30.0), (8, 10.0)])
+def test_a_flag_is_true_of_the_returned_point_in_float64(dim: int, steepness: float) -> None:
+    torch.manual_seed(0)
+    network = ICNN(dim, (16, 16), strong_convexity=0.02, bias_std=1.0, free_weight_std=1.0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(steepness)
+    potential, y = potential_of(network), 3.0 * torch.randn(200, dim)
+    exact = potential.to(torch.float64)
+    for found in (invert(potential, y), FlowMap([FlowStage(potential)]).inverse(y)):
+        residual = (exact.gradient(found.x.double()) - y.double()).norm(dim=1).detach()
+        # y and the limit are float32: up to a few units of round-off in them
+        assert torch.equal(found.converged, found.residual <= 1e-5 * (1.0 + y.norm(dim=1)))
+        torch.testing.assert_close(found.residual.double(), residual, rtol=1e-5, atol=1e-12)
+        assert (found.converged if found.found is None else found.found).all(), "each is the rounding of a solution"
+    assert convex_conjugate(potential, y).inverse.converged.equal(invert(potential, y).converged)

@@ -201,3 +201,33 @@ def test_bad_input_is_named() -> None:
         next(module.parameters()).fill_(float("nan"))
     with pytest.raises(RuntimeError, match="diverged"):
         module.sample(5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_works_under_float64_as_the_default(kind: FlowKind) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        module = NormalizingFlow(2, kind, mixing="random", **SMALL)
+        for model in (module, module.freeze()):
+            x = model.sample(20, seed=0)
+            assert x.dtype == torch.float64
+            assert torch.isfinite(model.log_prob(x)).all()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["maf", "realnvp"])
+def test_batch_normalisation_of_one_row_is_refused_and_evaluation_of_one_is_not(kind: FlowKind) -> None:
+    module = NormalizingFlow(2, kind, batch_norm=True, **SMALL)
+    module.train()
+    with pytest.raises(ValueError, match="batch_norm=True and a training batch of one row"):
+        module.batch_loss(torch.zeros(1, 2))
+    assert torch.isfinite(module.batch_loss(torch.randn(2, 2, generator=torch.Generator().manual_seed(0))))
+    assert torch.isfinite(module.log_prob(torch.zeros(1, 2))).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_is_no_number_has_no_density(kind: FlowKind) -> None:
+    frozen = NormalizingFlow(2, kind, **SMALL).freeze()
+    rows = torch.tensor([[math.nan, 0.0], [0.0, math.nan], [0.0, 0.0]])
+    assert frozen.log_prob(rows).isnan().tolist() == [True, True, False]

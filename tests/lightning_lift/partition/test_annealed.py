@@ -19,6 +19,7 @@ from tests.problems import (
     LogisticEnergy,
     Quadratic,
     SeparableGumbel,
+    Shifted,
     potential_of,
 )
 
@@ -208,7 +209,9 @@ def test_under_inference_mode_without_warnings() -> None:
 
 @pytest.mark.parametrize("module", ["lightning_lift.partition", "lightning_lift.partition.annealed"])
 def test_the_former_name_still_resolves(module: str) -> None:
-    former = factory("evaluation", {"class_path": f"{module}.AnnealedImportance", "init_args": {"num_chains": 32}})()
+    former = factory(
+        "evaluation", {"class_path": f"{module}.AnnealedImportance", "init_args": {"num_chains": 32}}, Partition
+    )()
     assert isinstance(former, AnnealedImportanceSampling)
     assert former.num_chains == 32
 
@@ -218,3 +221,48 @@ def test_the_former_name_still_resolves_on_the_command_line() -> None:
     parser.add_subclass_arguments(Partition, "evaluation")
     settings = parser.parse_args(["--evaluation", "AnnealedImportance", "--evaluation.num_chains", "32"])
     assert isinstance(parser.instantiate(settings).evaluation, AnnealedImportanceSampling)
+
+
+@pytest.mark.filterwarnings("ignore:log Z = .* is not to be trusted")
+def test_the_upper_bound_has_a_standard_error_and_the_width_a_sign() -> None:
+    """Small runs: the bound lies on the wrong side about as often as its error says, and the width is what is left."""
+    network = SeparableGumbel(2)
+    deviations, widths = [], []
+    for seed in range(12):
+        estimator, potential = prepared(network, num_temperatures=12, num_chains=32, seed=seed)
+        figures = estimator.evaluate(potential).diagnostics
+        upper, error = figures["log_partition_upper"], figures["log_partition_upper_standard_error"]
+        deviations.append((upper - network.log_partition) / error)
+        widths.append(figures["bracket_width"])
+        value = float(estimator.evaluate(potential).log_partition)
+        assert figures["bracket_width"] == pytest.approx(upper - value, abs=1e-5)
+    spread = torch.tensor(deviations)
+    assert float(spread.square().mean().sqrt()) < 2.0
+    assert float(spread.min()) > -4.0
+    assert min(widths) < 0.0 < max(widths)
+
+
+@pytest.mark.parametrize("constant", [1e6, -1e6])
+def test_a_large_constant_in_a_float32_energy_moves_log_z_by_just_that(constant: float) -> None:
+    inner = CorrelatedQuadratic(3)
+    network = Shifted(inner, constant)
+    estimator, potential = prepared(network, num_temperatures=10)
+    estimate = estimator.evaluate(potential)
+    assert estimate.log_partition.dtype == torch.float64
+    # the precision matrix is stated in float32, and so is its determinant
+    assert float(estimate.log_partition) == pytest.approx(network.log_partition, abs=1e-5)
+    x = estimator.sample(potential, 2000, torch.Generator().manual_seed(0))
+    assert x.dtype == torch.float32
+    torch.testing.assert_close(torch.cov(x.T), torch.linalg.inv(inner.precision), rtol=0.2, atol=0.05)
+
+
+def test_narrow_chains_far_from_0_are_run_in_float64() -> None:
+    network = SeparableGumbel(2, 1e4, 1e-2)
+    estimator = AnnealedImportanceSampling(num_temperatures=60)
+    window = torch.tensor([[1e4 - 1.0] * 2, [1e4 + 1.0] * 2])
+    estimator.prepare(torch.tensor([[-math.inf] * 2, [math.inf] * 2]), window)
+    estimate = estimator.evaluate(potential_of(network))
+    error = estimate.diagnostics["log_partition_standard_error"]
+    assert float(estimate.log_partition) == pytest.approx(network.log_partition, abs=4.0 * error)
+    x = estimator.sample(potential_of(network), 1000, torch.Generator().manual_seed(0)).double()
+    assert x.std(0).tolist() == pytest.approx([1e-2 * math.pi / math.sqrt(6.0)] * 2, rel=0.15)

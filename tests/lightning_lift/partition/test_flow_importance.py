@@ -16,7 +16,7 @@ from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
 from lightning_lift.partition import FlowImportance
 from lightning_lift.potential import Potential
-from tests.problems import CorrelatedQuadratic, GammaEnergy, Quadratic, SeparableGumbel, potential_of
+from tests.problems import CorrelatedQuadratic, GammaEnergy, Quadratic, SeparableGumbel, Shifted, potential_of
 
 
 def prepared(network: torch.nn.Module, **arguments: object) -> tuple[FlowImportance, Potential]:
@@ -277,3 +277,17 @@ def assert_equal(one: object, two: object, path: str = "") -> None:
         assert torch.equal(one, two), path
     else:
         assert one == two, path
+
+
+@pytest.mark.filterwarnings("ignore:log Z = .* is not to be trusted")
+@pytest.mark.parametrize("constant", [1e6, -1e6])
+def test_a_large_constant_in_a_float32_energy_moves_log_z_by_just_that(constant: float) -> None:
+    network = Shifted(CorrelatedQuadratic(2), constant)
+    partition, potential = prepared(network, warm_up=30, **CHEAP)
+    estimate = partition.evaluate(potential)
+    trained = partition(potential)
+    assert estimate.log_partition.dtype == trained.dtype == torch.float64
+    error = estimate.diagnostics["log_partition_standard_error"]
+    assert error < 0.03, "the weights carry no round-off of the constant"
+    assert float(estimate.log_partition) == pytest.approx(network.log_partition, abs=4.0 * error + 1e-3)
+    assert float(trained.detach()) == pytest.approx(network.log_partition, abs=6.0 * error + 1e-3)
