@@ -157,7 +157,8 @@ class TabularDataModule(DensityDataModule):
                 raise ValueError(f"{self._predict_file.path!r} has no rows to predict")
             splits["predict"], self.row_numbers["predict"] = rows, torch.from_numpy(numbers)
         warn_of_outliers(splits, self.columns, self.name)
-        self.row_marks = {key: row_marks(rows, self.columns) for key, rows in splits.items()}
+        # rows to predict may be those of the fit
+        self.row_marks = {key: row_marks(rows, self.columns) for key, rows in splits.items() if key != "predict"}
         served = splits
         fitted = splits.get("train", splits.get("predict"))
         assert fitted is not None
