@@ -49,8 +49,9 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
         eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
 
     Attributes:
-        row_marks: For ``train``, ``val`` and ``test`` of a table :func:`~lightning_lift.datamodules.row_marks.row_marks` of its rows, (N,)
-            int64, from ``load``; empty where there is no table. A checkpoint keeps those of its training rows.
+        row_marks: For ``train``, ``val`` and ``test`` of a table
+            :func:`~lightning_lift.datamodules.row_marks.row_marks` of its rows, (N,) int64, from ``load``; empty where
+            there is no table. A checkpoint keeps those of its training rows.
         row_numbers: For each split of a file the positions of its rows in the file, from 0, (N,) int64, from ``load``;
             empty where there is no file.
 

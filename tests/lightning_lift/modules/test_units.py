@@ -144,7 +144,7 @@ def test_resuming_on_changed_rows_in_the_same_units_warns(tmp_path: Path) -> Non
 def test_a_large_mean_over_a_small_spread_keeps_its_digits(tmp_path: Path, mean: float) -> None:
     """Against the same rows without the mean: rows written, their densities, draws and the frozen density."""
     rows = np.random.default_rng(0).normal(size=(300, 2)).round(4)  # exact beside 1e9 in float64
-    results = []
+    results, moments = [], []
     for shift in (0.0, mean):
         torch.manual_seed(0)
         data = csv(tmp_path, "own.csv", pd.DataFrame(rows + shift, columns=["a", "b"]))
@@ -157,10 +157,13 @@ def test_a_large_mean_over_a_small_spread_keeps_its_digits(tmp_path: Path, mean:
         points = data.location + data.scale * data.split("test").double()
         table = torch.tensor(written[["a", "b"]].to_numpy()) - shift
         draws = frozen.sample(200, seed=1).double() - shift
-        results.append((table, torch.tensor(written["log_density"]), draws, frozen.log_prob(points)))
+        results.append((table, torch.tensor(written["log_density"]), frozen.log_prob(points)))
+        moments.append(torch.stack([draws.mean(0), draws.std(0)]))
     for plain, shifted in zip(*results, strict=True):
         torch.testing.assert_close(shifted.double(), plain.double(), rtol=1e-4, atol=1e-4)
-    assert float(results[1][2].std()) > 0.5
+    # rounding in the fit may turn one accepted step of the sampler into a refused one
+    torch.testing.assert_close(moments[1], moments[0], rtol=0, atol=0.02)
+    assert float(moments[1][1].min()) > 0.5
 
 
 def test_float32_units_of_an_old_checkpoint_load_and_agree_with_their_table(tmp_path: Path) -> None:
