@@ -15,6 +15,11 @@ def all_reduce(tensor: Tensor) -> Tensor:
     return total
 
 
+def is_distributed() -> bool:
+    """Whether there are several processes."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def pooled_mean(features: Tensor) -> Tensor:
     """Mean over the rows of every process, with autograd through the communication.
 
@@ -26,14 +31,9 @@ def pooled_mean(features: Tensor) -> Tensor:
 
     Returns:
         Shape (F,), the same on each rank.
-
-    Raises:
-        ValueError: no rows, in a single process.
     """
     total = features.sum(0)
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        if not len(features):
-            raise ValueError("a batch without rows has no code: drop empty batches.")
+    if not is_distributed():
         return total / features.shape[0]
     count = torch.tensor(float(features.shape[0]), device=features.device)
     dist.all_reduce(count)

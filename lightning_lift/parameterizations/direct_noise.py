@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_lift.parameterizations.body import is_distributed
 from lightning_lift.parameterizations.direct import DirectSoftplus
 from lightning_lift.parameterizations.readouts import ReadoutName
 
@@ -86,7 +87,7 @@ class DirectNoise(DirectSoftplus):
 
     def _noise_seed(self, batch: Tensor) -> int:
         rows = row_hashes(batch.detach()).sum()
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if is_distributed():
             dist.all_reduce(rows)  # of all rows, as the lift's code is
         digest = hashlib.blake2b(f"{self._seed} {int(rows.item())}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1

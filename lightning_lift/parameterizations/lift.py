@@ -13,6 +13,7 @@ from lightning_lift.parameterizations.body import (
     DeepSetsBody,
     body_fingerprint,
     check_widths,
+    is_distributed,
     mean_features,
     pooled_mean,
     standardize_code,
@@ -155,9 +156,11 @@ class Lift(Parameterization):
             batch: data rows, shape (N, D); needed in training mode, ignored in evaluation mode.
 
         Raises:
-            ValueError: training mode without a batch.
+            ValueError: training mode without a batch, or with one without rows.
             RuntimeError: evaluation mode without a reference summary, or with one made for other body weights.
         """
+        if self.training and batch is not None and not len(batch) and not is_distributed():
+            raise ValueError("a batch without rows has no code: drop empty batches.")
         summary = self._training_summary(batch) if self.training else self.reference_summary
         code = standardize_code(summary) if self.standardize_summary else summary
         hidden: Tensor = self.emission_hidden(code)
@@ -278,6 +281,7 @@ class Lift(Parameterization):
         """
         body = self._body_of(state, prefix)
         state[f"{prefix}_extra_state"] = {
+            **state[f"{prefix}_extra_state"],  # what a control keeps beside these two
             "reference_summary": mean_features(body, batches),
             "fingerprint": body_fingerprint(body),
         }

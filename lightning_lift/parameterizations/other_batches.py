@@ -1,13 +1,13 @@
 """Lifts that condition on other rows than those of the loss: one frozen batch, or the batch before."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_lift.parameterizations.body import DeepSetsBody
+from lightning_lift.parameterizations.body import DeepSetsBody, is_distributed
 from lightning_lift.parameterizations.lift import Lift
 
 
@@ -62,7 +62,7 @@ class FrozenBatch(Lift):
             batches: tensors of shape (N, D), together the reference rows.
         """
         if self._frozen is None:
-            _calibrate_keeping_the_rest(super().calibrate_state, state, prefix, batches)
+            super().calibrate_state(state, prefix, batches)
         else:
             # Averaged weights are a copy made before training, which has seen no batch.
             state[f"{prefix}_extra_state"] = self.get_extra_state()
@@ -103,16 +103,6 @@ class IndependentBatch(Lift):
             self._previous, self._current = self._current, rows
         return _summary(self._own_body, self._current if self._previous is None else self._previous)
 
-    def calibrate_state(self, state: dict[str, Any], prefix: str, batches: Iterable[Tensor]) -> None:
-        """``calibrate`` for the weights in a state dictionary, changed in place; this module stays as it is.
-
-        Args:
-            state: a state dictionary of the owning module.
-            prefix: of this parameterization's entries in it.
-            batches: tensors of shape (N, D), together the reference rows.
-        """
-        _calibrate_keeping_the_rest(super().calibrate_state, state, prefix, batches)
-
     def get_extra_state(self) -> dict[str, Any]:
         """The last two batches, the rows of all processes, beside the lift's state, for checkpoints."""
         return super().get_extra_state() | {"current": self._current, "previous": self._previous}
@@ -142,7 +132,7 @@ def joined_rows(rows: Tensor) -> Tensor:
     Returns:
         Shape (sum of N, D).
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if not is_distributed():
         return rows.clone()
     counts = [torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, torch.tensor([rows.shape[0]], device=rows.device))
@@ -158,15 +148,3 @@ def _summary(body: DeepSetsBody, rows: Tensor) -> Tensor:
     # Every process holds them all: no communication, so that a resumed run needs but the file of one process.
     features: Tensor = body(rows.to(next(body.parameters())))
     return features.mean(0)
-
-
-def _calibrate_keeping_the_rest(
-    calibrate_state: Callable[[dict[str, Any], str, Iterable[Tensor]], None],
-    state: dict[str, Any],
-    prefix: str,
-    batches: Iterable[Tensor],
-) -> None:
-    """The lift's ``calibrate_state`` writes its own two entries; those of a control stay beside them."""
-    before = state[f"{prefix}_extra_state"]
-    calibrate_state(state, prefix, batches)
-    state[f"{prefix}_extra_state"] = before | state[f"{prefix}_extra_state"]

@@ -2,6 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -148,14 +150,12 @@ def make_readout(name: str, beta: float = 1.0, floor: float | None = None) -> Re
         raise ValueError(f"floor={floor}: a floor of nonnegative weights cannot be below 0.")
     if floor == 0.0 and name != "floored_relu":
         raise ValueError(f"floor=0 has no finite latent under readout={name!r}; give a positive floor.")
-    extra = {} if floor is None else {"floor": floor}
-    if name == "softplus":
-        return Softplus(beta, **extra)
-    others: dict[str, type[FlooredReLU] | type[Exp] | type[Square]] = {
-        "floored_relu": FlooredReLU,
+    kinds: dict[str, Callable[..., Readout]] = {
         "exp": Exp,
+        "floored_relu": FlooredReLU,
+        "softplus": partial(Softplus, beta),
         "square": Square,
     }
-    if name not in others:
-        raise ValueError(f"readout={name!r} is not known; choose one of {sorted(['softplus', *others])}.")
-    return others[name](**extra)
+    if name not in kinds:
+        raise ValueError(f"readout={name!r} is not known; choose one of {sorted(kinds)}.")
+    return kinds[name](**({} if floor is None else {"floor": floor}))
