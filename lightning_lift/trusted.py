@@ -112,9 +112,8 @@ def resolve_class(name: str, path: Any, bases: tuple[type, ...]) -> type[Any]:
         raise ValueError(f"{name}: {path!r} is no import path of a class.")
     if f"{module}.".startswith(_OWN):
         found = None
-        for home in (module, module.rpartition(".")[0]):  # a class that has moved is still in its package's face
-            with suppress(ImportError):
-                found = found or getattr(importlib.import_module(home), attribute, None)
+        with suppress(ImportError):
+            found = getattr(importlib.import_module(module), attribute, None)
     elif module in sys.modules:
         found = vars(sys.modules[module]).get(attribute)  # not getattr: a lazy module would import
     else:

@@ -195,6 +195,9 @@ def test_what_may_be_named() -> None:
     assert issubclass(resolve_class("x", moved, (Partition,)), Partition)
     made = factory("network", {"class_path": f"{__name__}.Own", "init_args": {"widths": [3]}}, ConvexNetwork)(2)
     assert isinstance(made, Own)
+    for path in ("lightning_lift.Nothing", "lightning_lift.nowhere.Nothing", "torch.optim.Nothing"):
+        with pytest.raises(ValueError, match="Nothing' is no class"):
+            resolve_class("x", path, (object,))
     with pytest.raises(ValueError, match=r"--import my_package\.tasks"):
         resolve_class("x", "my_package.tasks.Task", (L.LightningModule,))
     for path in ("", "Popen", "a..B", ".relative.Class", "lightning_lift./tmp/x.Class", 3):
