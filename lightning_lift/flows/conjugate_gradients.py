@@ -35,7 +35,7 @@ class ConjugateGradients(NamedTuple):
 def conjugate_gradients(
     product: Linearization, b: Tensor, tolerance: Tensor | float, max_iterations: int
 ) -> ConjugateGradients:
-    """Solves H x = b for the Hessian at each point, without gradient.
+    """Solve H x = b for the Hessian at each point, without gradient.
 
     The method of Hestenes & Stiefel (1952), every system masked as soon as it is solved; rows of which all systems are
     solved are dropped from the products. The coefficients also give the Lanczos matrix at no cost (Saad, Iterative

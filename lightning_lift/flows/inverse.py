@@ -142,7 +142,7 @@ def _invert_together(
 
 
 def _polish(solver: NewtonSolver, tolerance: float, max_iterations: int) -> Tensor:
-    """Solves in float64 those rows that float32 leaves short of the goal, and rounds them; says which were found.
+    """Solve in float64 those rows that float32 leaves short of the goal and round them; the rows that were found.
 
     Every residual becomes that of the float32 point in float64: measured in float32, one near round-off is luck.
     """

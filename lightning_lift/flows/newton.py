@@ -21,7 +21,7 @@ _VALUES_AT_ONCE = 1024  # rows; what stays in the cache of a CPU
 
 
 class NewtonSolver:
-    """Minimises F(x) - <x, y> in x, row by row, to grad F(x) = y.
+    """Minimise F(x) - <x, y> in x, row by row, to grad F(x) = y.
 
     ``newton`` takes the Hessian, and keeps its inverse, corrected by what each step shows, for as long as it serves;
     ``newton_cg`` takes products with the Hessian alone (Nocedal & Wright, Numerical Optimization, 2006, chapters 3, 7).
@@ -65,7 +65,7 @@ class NewtonSolver:
             self._place(start)
 
     def _place(self, x: Tensor, index: Tensor | None = None) -> None:
-        """Starts each row from x, or from one row of x; the map is evaluated once at each row of x."""
+        """Start each row from x, or from one row of x; the map is evaluated once at each row of x."""
         value, slope = self._evaluate(x)
         if index is not None:
             x, value, slope = x[index], value[index], slope[index]
@@ -74,7 +74,7 @@ class NewtonSolver:
         self.residual = self.gradient.norm(dim=1)
 
     def refine(self, other: "NewtonSolver") -> None:
-        """Starts from the solutions of the same rows in lower precision, with inverse Hessians in that precision."""
+        """Start from the solutions of the same rows in lower precision, with inverse Hessians in that precision."""
         usable = other.residual <= other.limit
         rows = usable.nonzero().squeeze(1)
         other.x[rows] = other.best[rows]
@@ -85,7 +85,7 @@ class NewtonSolver:
         self._outdated = ~usable
 
     def start_near(self, other: "NewtonSolver") -> None:
-        """Starts each row from the solved row of another problem whose y is nearest, and its inverse Hessian."""
+        """Start each row from the solved row of another problem whose y is nearest, and its inverse Hessian."""
         solved = (other.residual <= other.limit).nonzero().squeeze(1)
         if not len(solved):
             return
@@ -104,7 +104,7 @@ class NewtonSolver:
         return value, gradient
 
     def solve(self, max_iterations: int) -> None:
-        """Iterates until every row is at its goal, makes no more progress, or has had its iterations."""
+        """Iterate until every row is at its goal, makes no more progress, or has had its iterations."""
         idle = torch.zeros_like(self.iterations)
         # Comparisons are false for NaN: rows that are not finite never enter.
         rows = ((self.residual > self.goal) & (self.residual < math.inf)).nonzero().squeeze(1)
@@ -129,7 +129,7 @@ class NewtonSolver:
             rows = rows[(self.residual[rows] > self.goal[rows]) & (found < math.inf) & ~stalled]
 
     def _update(self, rows: Tensor, x: Tensor, gradient: Tensor) -> None:
-        """Corrects kept inverses by what the last step has shown of the Hessian.
+        """Correct kept inverses by what the last step has shown of the Hessian.
 
         By the BFGS formula, which keeps them positive definite (Nocedal & Wright, 2006, equation 6.17).
         """

@@ -123,7 +123,7 @@ class ConvexPotentialTransform(Transform):  # type: ignore[misc]  # nflows is no
         return FlowMap([FlowStage(found)], self.tolerance)
 
     def project_(self) -> None:
-        """Moves stored weights to the nearest nonnegative ones; for ``pgd``, after each optimizer step."""
+        """Move stored weights to the nearest nonnegative ones; for ``pgd``, after each optimizer step."""
         if self.parameterization is not None:
             self.parameterization.project_()
 
@@ -190,7 +190,7 @@ def make_flow(
     batch_norm: bool = False,
     mixing: Mixing = "paper",
 ) -> Flow:
-    """Makes a flow of nflows with a standard normal base, as its paper builds it.
+    """Make a flow of nflows with a standard normal base, as its paper builds it.
 
     Args:
         kind: ``maf`` (Papamakarios et al., NeurIPS 2017: masked affine autoregressive layers, ReLU MADE),

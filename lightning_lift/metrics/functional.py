@@ -59,7 +59,7 @@ def mean_standard_error(parts: Tensor) -> Tensor:
 
 
 def normalize_on_grid(log_density: Tensor, quadrature_weights: Tensor) -> Tensor:
-    """Shifts a log-density so that it integrates to one under the quadrature.
+    """Shift a log-density so that it integrates to one under the quadrature.
 
     Args:
         log_density: shape (M,), -inf where the density is zero.

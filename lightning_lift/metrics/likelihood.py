@@ -20,7 +20,7 @@ class _LogLikelihoodMoments(Metric):
         self.add_state("moments", torch.zeros(3), dist_reduce_fx=merge_moments)
 
     def update(self, log_prob: Tensor) -> None:
-        """Adds log-densities.
+        """Add log-densities.
 
         Args:
             log_prob: shape (N,), in nats; -inf makes the likelihood infinite.

@@ -78,7 +78,7 @@ class AnnealedImportanceSampling(ChainPartition):
         self._warned_quickly = False
 
     def prepare(self, support: Tensor, window: Tensor | None) -> None:
-        """Sets the support, and where the search of the mode starts.
+        """Set the support, and where the search of the mode starts.
 
         Args:
             support: low and high row, shape (2, D), infinite where open.
@@ -88,7 +88,7 @@ class AnnealedImportanceSampling(ChainPartition):
         self._memory.clear()
 
     def forward(self, potential: Potential) -> Tensor:
-        """Has no gradient to give.
+        """Refuse: there is no gradient to give.
 
         Raises:
             NotImplementedError: always.

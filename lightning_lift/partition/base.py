@@ -25,7 +25,7 @@ class PartitionEstimate:
 
 
 class Partition(nn.Module, ABC):
-    """Estimates log Z of p(x) = exp(-E(x)) / Z.
+    """Estimate log Z of p(x) = exp(-E(x)) / Z.
 
     Subclass requirements: ``prepare`` checks the problem, ``forward`` gives a scalar whose gradient in the weights is
     that of log Z, ``evaluate`` the best log Z that can be had, with its error, and ``sample`` draws from the density.
@@ -42,7 +42,7 @@ class Partition(nn.Module, ABC):
 
     @abstractmethod
     def prepare(self, support: Tensor, window: Tensor | None) -> None:
-        """Tells the estimator where the density lives.
+        """Tell the estimator where the density lives.
 
         Args:
             support: low and high row, shape (2, D), infinite where the support is open.
@@ -111,12 +111,12 @@ class EstimateMemory:
         return known[1] if known is not None and _equal(known[0], _tensors(potential)) else None
 
     def keep(self, key: Hashable, potential: Potential, estimate: PartitionEstimate) -> PartitionEstimate:
-        """Keeps an estimate in the place of the one before, and gives it back."""
+        """Keep an estimate in the place of the one before, and return it."""
         self._known[key] = ([tensor.detach().clone() for tensor in _tensors(potential)], estimate)
         return estimate
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forget everything."""
         self._known.clear()
 
 

@@ -21,7 +21,7 @@ class ChainPartition(Partition):
         self._guess: Tensor | None = None
 
     def prepare(self, support: Tensor, window: Tensor | None) -> None:
-        """Sets the support, and where the search of the mode starts.
+        """Set the support, and where the search of the mode starts.
 
         Args:
             support: low and high row, shape (2, D), infinite where open.

@@ -110,7 +110,7 @@ class FlowImportance(ChainPartition):
         self._warned = False
 
     def prepare(self, support: Tensor, window: Tensor | None) -> None:
-        """Sets the support; a flow that a checkpoint has brought goes on.
+        """Set the support; a flow that a checkpoint has brought goes on.
 
         Args:
             support: low and high row, shape (2, D), infinite where open.
@@ -129,7 +129,7 @@ class FlowImportance(ChainPartition):
     # -- training ---------------------------------------------------------------------------------------------------
 
     def forward(self, potential: Potential) -> Tensor:
-        """Trains the flow, then estimates log Z, with gradient in the energy's weights.
+        """Train the flow, then estimate log Z, with gradient in the energy's weights.
 
         Args:
             potential: the energy under the present weights.
@@ -280,7 +280,7 @@ class FlowImportance(ChainPartition):
         return {"state": {**self._state, "proposal": proposal}}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores what ``get_extra_state`` gave."""
+        """Restore what ``get_extra_state`` returned."""
         self._state = None if state["state"] is None else dict(state["state"])
         self._proposal = None
         self._memory.clear()

@@ -87,7 +87,7 @@ class FlowProposal:
 
     @torch.no_grad()
     def _start_close(self, seed: int) -> None:
-        """Starts T close to an affine map, and A and b such that the whole has the Gaussian's mean and covariance."""
+        """Start T close to an affine map, and A and b such that the whole has the Gaussian's mean and covariance."""
         for part in self.flow.modules():
             last = getattr(part, "final_layer", None)  # of a conditioning network
             if isinstance(last, torch.nn.Linear):

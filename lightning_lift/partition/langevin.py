@@ -65,7 +65,7 @@ class Langevin(ChainPartition):
         self._warned = False
 
     def prepare(self, support: Tensor, window: Tensor | None) -> None:
-        """Sets the support; chains that a checkpoint has brought go on from where they are.
+        """Set the support; chains that a checkpoint has brought go on from where they are.
 
         Args:
             support: low and high row, shape (2, D), infinite where open.
@@ -80,7 +80,7 @@ class Langevin(ChainPartition):
             self._state = None
 
     def forward(self, potential: Potential) -> Tensor:
-        """Moves the chains and gives -mean E over them, with gradient in the weights.
+        """Move the chains and return -mean E over them, with gradient in the weights.
 
         Args:
             potential: the energy under the present weights.
@@ -198,7 +198,7 @@ class Langevin(ChainPartition):
         return {"state": None if self._state is None else dict(self._state)}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores what ``get_extra_state`` gave."""
+        """Restore what ``get_extra_state`` returned."""
         self._state = None if state["state"] is None else dict(state["state"])
 
 

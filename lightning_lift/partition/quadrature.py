@@ -100,7 +100,7 @@ class Quadrature(Partition):
         return self.region.window
 
     def prepare(self, support: Tensor, window: Tensor | None) -> None:
-        """Sets the support, and the first window where none was restored from a checkpoint.
+        """Set the support, and the first window where none was restored from a checkpoint.
 
         Args:
             support: low and high row, shape (2, D), infinite where open.
@@ -252,7 +252,7 @@ class Quadrature(Partition):
         return {**vars(self._region), "refined": self._refined}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores what ``get_extra_state`` gave, here or in a version whose windows were not sheared."""
+        """Restore what ``get_extra_state`` returned, here or in a version whose windows were not sheared."""
         state = dict(state)
         self._region, self._refined, self._grid = None, state.pop("refined", 0), None
         if state["window"] is not None:
