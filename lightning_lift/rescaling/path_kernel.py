@@ -120,7 +120,8 @@ class _SquaredWalk:
 
     def _on_linear(self, node: fx.Node, operation: Operation) -> Any:
         x, weight, bias = (self._get(o) for o in operation.operands)
-        return x @ weight if bias is None else x @ weight + bias
+        alpha, beta = (float(operation.options.get(name, 1)) ** 2 for name in ("alpha", "beta"))  # of addmm
+        return x @ weight if bias is None else alpha * (x @ weight) + beta * bias
 
     def _on_conv(self, node: fx.Node, operation: Operation) -> Any:
         return node.target(*(self._get(o) for o in operation.operands), **operation.options)  # type: ignore[operator]

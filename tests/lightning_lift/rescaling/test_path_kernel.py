@@ -93,6 +93,20 @@ def test_constants_count_squared() -> None:
     torch.testing.assert_close(found, torch.full((2, 1), 0.75**2, dtype=torch.float64))
 
 
+def test_the_factors_of_addmm_count_squared() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.addmm(self.layer.bias, x, self.layer.weight.T, beta=0.5, alpha=3.0)
+
+    found = diagonal(Net(), torch.ones(1, 1))
+    torch.testing.assert_close(found["layer.weight"], torch.full((2, 1), 9.0, dtype=torch.float64))
+    torch.testing.assert_close(found["layer.bias"], torch.full((2,), 0.25, dtype=torch.float64))
+
+
 def test_an_opaque_operation_cuts_the_paths() -> None:
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh(), nn.Linear(1, 1, bias=False)).double()
     found = diagonal(model, torch.ones(1, 1, dtype=torch.float64))

@@ -248,12 +248,21 @@ def test_random_networks() -> None:
     assert rescalable > 10
 
 
+def _into_zeros(values: Tensor) -> Tensor:
+    padded = torch.zeros(len(values), 4, dtype=values.dtype)
+    padded[:, 1:] = values
+    return padded
+
+
 UNUSUAL: dict[str, tuple[Callable[..., Tensor], int]] = {
     "gate": (lambda m, x: m.c(torch.relu(m.a(x)) * torch.sigmoid(x.sum(1, keepdim=True))), 4),
     "maximum of two layers": (lambda m, x: m.c(torch.maximum(m.a(x), F.linear(x, m.d))), 4),
     "bias added by hand": (lambda m, x: m.c(torch.relu(F.linear(x, m.d) + m.e)), 4),
     "matrix product": (lambda m, x: m.c(torch.relu(x @ m.d.T + m.e)), 4),
     "addmm": (lambda m, x: m.c(torch.relu(torch.addmm(m.e, x, (m.d / 3).t()))), 4),
+    "scaled addmm": (lambda m, x: m.c(torch.relu(torch.addmm(m.e, x, m.d.T, beta=2.0, alpha=3.0))), 4),
+    "largest of pairs": (lambda m, x: m.c(m.a(x).view(len(x), 2, 2).amax(2).repeat(1, 2)), 2),
+    "written into zeros": (lambda m, x: m.c(_into_zeros(torch.relu(m.a(x))[:, :3])), 3),
     "part of a weight": (lambda m, x: m.c(torch.relu(F.linear(x[:, :2], m.d[:, :2]))), 4),
     "chunks": (lambda m, x: m.c(torch.cat([torch.relu(p) for p in m.b(torch.relu(m.a(x))).chunk(2, 1)], 1)), 8),
     "padded shortcut": (lambda m, x: m.c(torch.relu(m.b(torch.relu(m.a(x))) + F.pad(m.f(x), (0, 2)))), 8),
@@ -278,6 +287,31 @@ def test_unusual_forms_are_followed(name: str) -> None:
     x = torch.randn(5, 3, dtype=torch.float64)
     assert build_unit_graph(model, x).num_units == units
     assert relative_change_by_random_scales(model, x) < 1e-12
+
+
+def test_what_happens_inside_of_layers_is_followed() -> None:
+    torch.manual_seed(0)
+    row, image = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 3, 6, 6, dtype=torch.float64)
+    layers: dict[str, nn.Module] = {
+        "reflect": nn.Conv2d(8, 4, 3, padding=1, padding_mode="reflect"),
+        "replicate": nn.Conv2d(8, 4, 3, padding=1, padding_mode="replicate"),
+        "circular": nn.Conv2d(8, 4, 3, padding=1, padding_mode="circular"),
+        "transposed in groups": nn.ConvTranspose2d(8, 4, 3, padding=1, groups=2),
+    }
+    for name, layer in layers.items():
+        model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), layer, nn.ReLU(), nn.Flatten(), nn.Linear(144, 1)).double()
+        assert build_unit_graph(model, image).num_units == 12, name
+        assert relative_change_by_random_scales(model, image) < 1e-12, name
+    attention = nn.TransformerEncoderLayer(4, 1, 8, batch_first=True)
+    model = Function(lambda m, x: m.t(m.a(x)[:, None])[:, 0], t=attention, a=nn.Linear(3, 4)).double()
+    assert [block.label for block in build_unit_graph(model, row).blocks] == ["t.linear1"]
+    assert relative_change_by_random_scales(model, row) < 1e-12
+    recurrent = Function(
+        lambda m, x: m.c(torch.relu(m.b(m.t(x[:, None])[0][:, 0]))), t=nn.LSTM(3, 4, batch_first=True),
+        b=nn.Linear(4, 5), c=nn.Linear(5, 1),
+    ).double()  # fmt: skip
+    assert build_unit_graph(recurrent, row).num_units == 5
+    assert relative_change_by_random_scales(recurrent, row) < 1e-12
 
 
 def test_a_layer_that_only_training_treats_otherwise_is_left_alone() -> None:
