@@ -4,6 +4,7 @@ import math
 import lightning as L
 import pytest
 import torch
+from torch import Tensor
 
 from lightning_lift.datamodules import BetaDataModule, GammaDataModule, GumbelDataModule, TabularDataModule
 from lightning_lift.modules import ConvexModule, LogConcaveEBM
@@ -302,3 +303,24 @@ def test_checkpoints_without_evaluation_have_no_new_keys() -> None:
     module = LogConcaveEBM(dim=1, network=SMALL)
     assert not [name for name in module.state_dict() if "evaluation" in name]
     assert module.sampling_diagnostics == {}
+
+
+class HighICNN(ICNN):
+    """An ICNN plus a constant that float32 cannot hold beside it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1e6
+
+
+def test_a_large_constant_in_the_energy_changes_no_log_density() -> None:
+    modules = []
+    for network in (ICNN, HighICNN):
+        torch.manual_seed(0)
+        factory = functools.partial(network, widths=(8, 8), bias_std=1.0)
+        modules.append(LogConcaveEBM(dim=1, network=factory, parameterization=DirectSoftplus))
+    x = torch.linspace(-3.0, 3.0, 50).unsqueeze(1)
+    expected = modules[0].log_prob(x)
+    for model in (modules[1], modules[1].freeze()):
+        torch.testing.assert_close(model.log_prob(x).to(expected), expected, rtol=0.0, atol=2e-4)
+    losses = [module.batch_loss(x) for module in modules]
+    assert float(losses[1]) == pytest.approx(float(losses[0]), abs=0.01), "each row's energy is float32"
