@@ -69,8 +69,6 @@ class Recorder(L.Callback):
 
     judges_divergence = True  # the module leaves it to this callback
 
-    judges_divergence = True  # the module leaves it to this callback
-
     def __init__(self, folder: Path, checkpoint_every: int | None = None, weights_only: bool = False) -> None:
         self.folder = folder
         self.checkpoint_every = checkpoint_every

@@ -1,10 +1,11 @@
 """The rule by which each arm gets its learning rate."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lightning_lift.compare.records import MONITORED, RunRecord, monitored
+from lightning_lift.compare.statistics import describe
 
 FIRST_TUNING_SEED = 1000
 RULE = (
@@ -40,7 +41,7 @@ class Choice:
 
     def plain(self) -> dict[str, object]:
         """The choice as JSON can hold it, one row a rate."""
-        rows = [
+        rates = [
             {
                 "learning_rate": rate,
                 "mean": mean if math.isfinite(mean) else None,
@@ -49,14 +50,8 @@ class Choice:
             }
             for rate, mean in self.means.items()
         ]
-        return {
-            "arm": self.arm,
-            "learning_rate": self.learning_rate,
-            "metric": self.metric,
-            "rates": rows,
-            "at_edge": self.at_edge,
-            "note": self.note,
-        }
+        shown = ("arm", "learning_rate", "metric", "at_edge", "note")
+        return {name: getattr(self, name) for name in shown} | {"rates": rates}
 
 
 def choose(records: Sequence[RunRecord]) -> Choice:
@@ -75,18 +70,15 @@ def choose(records: Sequence[RunRecord]) -> Choice:
         )
     arm = labels.pop()
     metric = monitored({name for record in records for name in record.metrics.get("best", {})}) or MONITORED[-1]
-    groups: dict[float, list[RunRecord]] = {}
-    for record in sorted(records, key=lambda record: (record.learning_rate or 0.0, record.seed)):
-        groups.setdefault(record.learning_rate or 0.0, []).append(record)
-    values = {rate: [v for r in group if (v := validation(r, metric)) is not None] for rate, group in groups.items()}
-    means = {rate: sum(v) / len(v) if v else math.nan for rate, v in values.items()}
-    finished = {rate: len(v) for rate, v in values.items()}
-    runs = {rate: len(group) for rate, group in groups.items()}
-    whole = [rate for rate in groups if finished[rate] == runs[rate]]
-    usable = whole or [rate for rate in groups if finished[rate]]
+    found = by_rate(records, metric)
+    means = {rate: describe(values).mean for rate, values in found.items()}
+    finished = {rate: describe(values).count for rate, values in found.items()}
+    runs = {rate: len(values) for rate, values in found.items()}
+    whole = [rate for rate in found if finished[rate] == runs[rate]]
+    usable = whole or [rate for rate in found if finished[rate]]
     # In increasing order, so that min() gives ties to the smaller rate.
-    chosen = min(usable, key=lambda rate: means[rate]) if usable else min(groups)
-    at_edge = len(groups) > 1 and chosen in (min(groups), max(groups))
+    chosen = min(usable, key=lambda rate: means[rate]) if usable else min(found)
+    at_edge = len(found) > 1 and chosen in (min(found), max(found))
     notes = []
     if not usable:
         notes.append("no tuning run finished, so the smallest rate was taken")
@@ -97,12 +89,20 @@ def choose(records: Sequence[RunRecord]) -> Choice:
     return Choice(arm, chosen, metric, means, finished, runs, at_edge, "; ".join(notes) or None)
 
 
-def validation(record: RunRecord, metric: str) -> float | None:
-    """The best validation metric of a run, None unless the run finished and has it as a finite number.
+def by_rate(records: Iterable[RunRecord], metric: str) -> dict[float, list[float]]:
+    """What the rule of choice reads off tuning runs.
 
     Args:
-        record: the run.
+        records: of one arm; those at the configuration's own rate are passed over.
         metric: such as ``val/nll``.
+
+    Returns:
+        By learning rate, ascending: the best validation metric of each run; NaN unless the run finished and has it as
+        a finite number.
     """
-    value = record.metrics.get("best", {}).get(metric, math.nan)
-    return value if record.outcome == "finished" and math.isfinite(value) else None
+    found: dict[float, list[float]] = {}
+    for record in sorted(records, key=lambda record: (record.learning_rate or 0.0, record.seed)):
+        if record.learning_rate is not None:
+            value = record.metrics.get("best", {}).get(metric, math.nan) if record.outcome == "finished" else math.nan
+            found.setdefault(record.learning_rate, []).append(value if math.isfinite(value) else math.nan)
+    return found

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -16,7 +17,8 @@ from scipy.stats import gaussian_kde
 
 from lightning_lift.compare.report.formatting import capital, number, plain_name, slug
 from lightning_lift.compare.report.results import ArmRuns, Axis, Checkpoint, Comparison, curve_band
-from lightning_lift.compare.statistics import describe
+from lightning_lift.compare.statistics import Description, describe
+from lightning_lift.compare.tuning import by_rate
 
 Array = NDArray[np.float64]
 
@@ -94,14 +96,11 @@ def distribution(comparison: Comparison, metric: str, checkpoint: Checkpoint) ->
     Returns:
         None where no run has the metric.
     """
-    values = [_finite(arm.values(checkpoint, metric).values()) for arm in comparison.arms]
-    if not any(len(one) for one in values):
+    values = _by_arm(comparison, metric, checkpoint)
+    if not any(map(len, values)):
         return None
-    figure, axes = _axes()
-    logarithmic = _set_scale(axes, np.concatenate(values))
+    figure, axes, logarithmic = _axes(plain_name(metric), np.concatenate(values))
     for index, own in enumerate(values):
-        if not len(own):
-            continue
         color = style_of(index).color
         if len(own) >= _FEW and np.ptp(own) > 1e-12 * np.abs(own).max():
             _violin(axes, index, own, color, logarithmic)
@@ -112,7 +111,6 @@ def distribution(comparison: Comparison, metric: str, checkpoint: Checkpoint) ->
         spread = 0.16 * (np.modf(np.arange(len(own)) * 0.618034)[0] - 0.5)
         axes.scatter(index + 0.3 + spread, own, s=11.0, color=color, alpha=0.75, linewidths=0.0)
     _arm_ticks(axes, comparison)
-    axes.set_ylabel(plain_name(metric))
     medians = "; ".join(
         f"{arm.label} median {number(describe(list(own)).median)} of {len(own)} runs"
         for arm, own in zip(comparison.arms, values, strict=True)
@@ -137,27 +135,21 @@ def paired_lines(comparison: Comparison, metric: str, checkpoint: Checkpoint) ->
     Returns:
         None where fewer than two arms have the metric.
     """
-    values = comparison.values(checkpoint, metric)
-    if sum(bool(len(_finite(own.values()))) for own in values.values()) < 2:
+    values = _by_arm(comparison, metric, checkpoint)
+    if sum(map(bool, map(len, values))) < 2:
         return None
-    figure, axes = _axes()
+    figure, axes, _ = _axes(plain_name(metric), np.concatenate(values))
     seeds = comparison.seeds
-    table = np.asarray([[own.get(seed, math.nan) for own in values.values()] for seed in seeds])
-    table[~np.isfinite(table)] = math.nan
-    _set_scale(axes, table[np.isfinite(table)])
-    places = np.arange(table.shape[1])
-    axes.plot(places, table.T, color="0.55", linewidth=0.7, alpha=max(0.06, min(0.6, 12.0 / len(seeds))), zorder=1)
-    for index in places:
-        own = table[np.isfinite(table[:, index]), index]
-        style = style_of(int(index))
-        axes.scatter(
-            np.full(len(own), index), own, s=14.0, color=style.color, marker=style.marker, linewidths=0.0, zorder=2
-        )
+    table = pd.concat(values, axis="columns").reindex(seeds)
+    alpha = max(0.06, min(0.6, 12.0 / len(seeds)))
+    axes.plot(range(len(values)), table.to_numpy().T, color="0.55", linewidth=0.7, alpha=alpha, zorder=1)
+    for index, own in enumerate(values):
+        style, places = style_of(index), np.full(len(own), index)
+        axes.scatter(places, own, s=14.0, color=style.color, marker=style.marker, linewidths=0.0, zorder=2)
         if len(own):
             axes.hlines(np.median(own), index - 0.18, index + 0.18, color="0.1", linewidth=2.2, zorder=3)
     _arm_ticks(axes, comparison)
-    axes.set_xlim(-0.4, len(places) - 0.6)
-    axes.set_ylabel(plain_name(metric))
+    axes.set_xlim(-0.4, len(values) - 0.6)
     return Picture(
         f"pairs-{slug(metric)}",
         figure,
@@ -179,33 +171,26 @@ def curves(comparison: Comparison, name: str, axis: Axis, until: float | None = 
     Returns:
         None where nothing was measured.
     """
-    bands = [curve_band(arm, name, axis) for arm in comparison.arms]
-    if not any(len(band["x"]) for band in bands):
+    bands = {index: curve_band(arm, name, axis) for index, arm in enumerate(comparison.arms)}
+    bands = {index: band for index, band in bands.items() if len(band)}
+    if not bands:
         return None
-    figure, axes = _axes()
-    drawn = [band for band in bands if len(band["x"])]
-    logarithmic = _set_scale(axes, np.concatenate([band["median"] for band in drawn]))
-    for index, (arm, band) in enumerate(zip(comparison.arms, bands, strict=True)):
-        if not len(band["x"]):
-            continue
-        style = style_of(index)
+    figure, axes, logarithmic = _axes(plain_name(name), pd.concat(bands)["median"])
+    ends = []
+    for index, band in bands.items():
+        style, label = style_of(index), comparison.arms[index].label
         axes.fill_between(band["x"], band["low"], band["high"], color=style.color, alpha=0.18, linewidth=0.0)
         (line,) = axes.plot(
-            band["x"], band["median"], color=style.color, linestyle=style.line, linewidth=1.8, label=arm.label
+            band["x"], band["median"], color=style.color, linestyle=style.line, linewidth=1.8, label=label
         )
-        if len(band["x"]) < 2:
+        if len(band) < 2:
             line.set_marker(style.marker)
-    cut = _cut_start(axes, drawn) if not logarithmic else ""
+        ends.append(f"{label} ends at {number(band['median'].iloc[-1])}")
+    cut = _cut_start(axes, [*bands.values()]) if not logarithmic else ""
     axes.set_xlim(left=0.0)
     unit = "optimizer steps" if axis == "steps" else "seconds of training"
     axes.set_xlabel(unit)
-    axes.set_ylabel(plain_name(name))
-    _legend(axes, len(drawn))
-    ends = "; ".join(
-        f"{arm.label} ends at {number(float(band['median'][-1]))}"
-        for arm, band in zip(comparison.arms, bands, strict=True)
-        if len(band["x"])
-    )
+    _legend(axes)
     reach = ""
     if until is not None and math.isfinite(until):
         axes.axvline(until, color="0.35", linewidth=1.0, linestyle=(0, (2, 2)))
@@ -213,7 +198,7 @@ def curves(comparison: Comparison, name: str, axis: Axis, until: float | None = 
     return Picture(
         f"curve-{slug(name)}-{axis}",
         figure,
-        f"{capital(plain_name(name))} over {unit}, median by arm: {ends}.",
+        f"{capital(plain_name(name))} over {unit}, median by arm: {'; '.join(ends)}.",
         f"{capital(plain_name(name))} over {unit}: median and quartiles of the finished runs.{cut}{reach}",
     )
 
@@ -227,44 +212,48 @@ def tuning(comparison: Comparison) -> Picture | None:
     Returns:
         None without tuning runs at given rates.
     """
-    figure, axes = _axes()
-    told = []
-    drawn: list[Array] = []
+    tried: dict[int, dict[float, Description]] = {}
     for index, arm in enumerate(comparison.arms):
-        points = [(rate, describe(own)) for rate, own, _ in comparison.tuned(arm) if rate is not None]
-        points = [(rate, found) for rate, found in points if found.count]
-        if not points:
-            continue
-        style = style_of(index)
-        rates = np.asarray([rate for rate, _ in points])
-        means = np.asarray([found.mean for _, found in points])
-        errors = np.nan_to_num(np.asarray([found.standard_error for _, found in points]))
-        axes.errorbar(rates, means, errors, color=style.color, linestyle=style.line, marker=style.marker,
-                      markersize=4.5, linewidth=1.5, capsize=2.5, label=arm.label)  # fmt: skip
-        chosen = {record.learning_rate for record in arm.finals.values()}
-        ring = np.asarray([rate in chosen for rate in rates])
-        axes.scatter(rates[ring], means[ring], s=130.0, facecolors="none", edgecolors=style.color, linewidths=1.8)
-        drawn.append(means)
-        told.append(f"{arm.label} is lowest at {rates[np.argmin(means)]:g}")
-    if not drawn:
+        found = {rate: describe(values) for rate, values in by_rate(arm.tunings, comparison.monitor).items()}
+        if known := {rate: one for rate, one in found.items() if one.count}:
+            tried[index] = known
+    if not tried:
         return None
+    monitor = f"best {plain_name(comparison.monitor)}"
+    figure, axes, _ = _axes(monitor, np.asarray([one.mean for found in tried.values() for one in found.values()]))
+    told = []
+    for index, found in tried.items():
+        arm, style = comparison.arms[index], style_of(index)
+        means = [one.mean for one in found.values()]
+        errors = [np.nan_to_num(one.standard_error) for one in found.values()]
+        axes.errorbar(list(found), means, errors, color=style.color, linestyle=style.line, marker=style.marker,
+                      markersize=4.5, linewidth=1.5, capsize=2.5, label=arm.label)  # fmt: skip
+        ringed = {rate: one.mean for rate, one in found.items() if rate in arm.rates}
+        axes.scatter(list(ringed), list(ringed.values()), s=130.0, facecolors="none", edgecolors=style.color,
+                     linewidths=1.8)  # fmt: skip
+        told.append(f"{arm.label} is lowest at {min(found, key=lambda rate: found[rate].mean):g}")
     axes.set_xscale("log")
-    tried = sorted({record.learning_rate for arm in comparison.arms for record in arm.tunings if record.learning_rate})
-    axes.set_xticks(tried, [f"{rate:g}" for rate in tried], rotation=30 if len(tried) > 6 else 0)
+    rates = sorted({record.learning_rate for record in comparison.tunings if record.learning_rate})
+    axes.set_xticks(rates, [f"{rate:g}" for rate in rates], rotation=30 if len(rates) > 6 else 0)
     axes.xaxis.set_minor_formatter(NullFormatter())
-    _set_scale(axes, np.concatenate(drawn))
     axes.set_xlabel("learning rate")
-    axes.set_ylabel(f"best {plain_name(comparison.monitor)}")
-    _legend(axes, len(drawn))
+    _legend(axes)
     return Picture(
         "tuning",
         figure,
-        f"Best {plain_name(comparison.monitor)} over the learning rate: {'; '.join(told)}.",
+        f"{capital(monitor)} over the learning rate: {'; '.join(told)}.",
         "Mean and standard error over the tuning runs that finished; the rates of the final runs are ringed.",
     )
 
 
-def _axes() -> tuple[Figure, Axes]:
+def _by_arm(comparison: Comparison, metric: str, checkpoint: Checkpoint) -> list[pd.Series]:
+    """The finite numbers of each arm, by seed."""
+    values = [pd.Series(own, dtype="float64") for own in comparison.values(checkpoint, metric).values()]
+    return [own[np.isfinite(own)] for own in values]
+
+
+def _axes(label: str, values: Array) -> tuple[Figure, Axes, bool]:
+    """Empty axes for finite values, and whether they are logarithmic."""
     figure = Figure(figsize=_SIZE, layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
@@ -272,20 +261,15 @@ def _axes() -> tuple[Figure, Axes]:
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=10)
     axes.xaxis.label.set_fontsize(11)
-    axes.yaxis.label.set_fontsize(11)
-    return figure, axes
-
-
-def _set_scale(axes: Axes, values: Array) -> bool:
-    """A logarithmic axis for positive numbers over more than an order: total variations, above all."""
-    known = values[np.isfinite(values)]
-    logarithmic = bool(len(known)) and known.min() > 0.0 and known.max() > _ORDERS * known.min()
+    axes.set_ylabel(label, fontsize=11)
+    # Positive numbers over more than an order: total variations, above all.
+    logarithmic = bool(values.min() > 0.0 and values.max() > _ORDERS * values.min())
     if logarithmic:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    return logarithmic
+    return figure, axes, logarithmic
 
 
 def _violin(axes: Axes, place: int, values: Array, color: str, logarithmic: bool) -> None:
@@ -300,15 +284,11 @@ def _violin(axes: Axes, place: int, values: Array, color: str, logarithmic: bool
     axes.fill_betweenx(back(grid), place - width, place, color=color, alpha=0.35, linewidth=0.0)
 
 
-def _cut_start(axes: Axes, bands: Sequence[dict[str, Array]]) -> str:
+def _cut_start(axes: Axes, bands: Sequence[pd.DataFrame]) -> str:
     """Leave a steep start out of sight, so that the arms can be told apart at the end, and say so."""
-    whole = np.concatenate([np.concatenate([band["low"], band["high"]]) for band in bands])
-    late = [band["x"] >= 0.25 * band["x"][-1] for band in bands]
-    later = np.concatenate(
-        [np.concatenate([band["low"][rest], band["high"][rest]]) for band, rest in zip(bands, late, strict=True)]
-    )
-    bottom, top = float(later.min()), float(later.max())
-    if top <= bottom or float(whole.max()) - bottom < 3.0 * (top - bottom):
+    later = pd.concat([band[band["x"] >= 0.25 * band["x"].iloc[-1]] for band in bands])
+    bottom, top = later["low"].min(), later["high"].max()
+    if top <= bottom or max(band["high"].max() for band in bands) - bottom < 3.0 * (top - bottom):
         return ""
     axes.set_ylim(bottom - 0.05 * (top - bottom), top + 0.05 * (top - bottom))
     return " The first quarter of training partly lies beyond the axis."
@@ -329,13 +309,7 @@ def _tick(arm: ArmRuns) -> str:
     return label.replace("$", r"\$") + (f"\n({lost} unfinished)" if lost else "")
 
 
-def _legend(axes: Axes, entries: int) -> None:
-    legend = axes.legend(frameon=False, fontsize=9.5, ncols=1 if entries <= 6 else 2)
+def _legend(axes: Axes) -> None:
+    legend = axes.legend(frameon=False, fontsize=9.5, ncols=1 if len(axes.get_legend_handles_labels()[0]) <= 6 else 2)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a label is a label, whatever signs it has
-
-
-def _finite(values: object) -> Array:
-    numbers = np.asarray(list(values), dtype=np.float64)  # type: ignore[call-overload]
-    finite: Array = numbers[np.isfinite(numbers)]
-    return finite

@@ -2,29 +2,30 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 NONE = "–"  # noqa: RUF001 - the dash of an empty cell
 
 
-def number(value: float, digits: int = 3) -> str:
+def number(value: float, digits: int = 3, unit: str = "") -> str:
     """A number to so many significant digits; a dash for NaN.
 
     Args:
         value: any float.
         digits: significant ones.
+        unit: written after the number, with the space before it.
     """
     if math.isnan(value):
         return NONE
     if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
+        return ("∞" if value > 0 else "-∞") + unit
     if value == 0.0:
-        return "0"
+        return "0" + unit
     size = math.floor(math.log10(abs(value)))
     if not -4 <= size < 6:
-        return f"{value:.{digits - 1}e}"
-    return f"{value:.{max(0, digits - 1 - size)}f}"
+        return f"{value:.{digits - 1}e}{unit}"
+    return f"{value:.{max(0, digits - 1 - size)}f}{unit}"
 
 
 def with_error(value: float, error: float) -> str:
@@ -97,6 +98,15 @@ def unit_of(metric: str) -> str:
         metric: its name.
     """
     return " nats" if any(word in metric for word in ("nll", "kl_divergence")) else ""
+
+
+def whole_numbers(values: Iterable[int]) -> str:
+    """Whole numbers, each once, ascending; a dash where there is none but 0.
+
+    Args:
+        values: sizes or counts, 0 where they are not known.
+    """
+    return ", ".join(f"{value:,}" for value in sorted(set(values)) if value) or NONE
 
 
 def counted(count: int, noun: str) -> str:

@@ -1,18 +1,18 @@
 """The results that a report rests on: numbers by arm and seed, curves by arm, the same moment in every run."""
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from lightning_lift.compare.records import MONITORED, RunRecord, monitored
 from lightning_lift.compare.report.formatting import NONE
-from lightning_lift.compare.tuning import validation
+from lightning_lift.compare.statistics import PairedDifference, compare_arms, describe
 
 Array = NDArray[np.float64]
 Checkpoint = Literal["best", "last"]
@@ -23,21 +23,21 @@ HEADLINES = ("test/total_variation", "test/nll", "test/accuracy", "test/loss")
 
 @dataclass(frozen=True)
 class ArmRuns:
-    """The runs of one arm.
+    """The runs of one arm, of which there is at least one.
 
     Attributes:
         label: of the arm.
         finals: by seed, those that enter the statistics.
         tunings: those that chose the learning rate.
-        seconds_per_step: of the ``timing`` run, which had the machine to itself; None without one.
+        timings: those that had the machine to themselves.
     """
 
     label: str
     finals: Mapping[int, RunRecord] = field(default_factory=dict)
     tunings: Sequence[RunRecord] = ()
-    seconds_per_step: float | None = None
+    timings: Sequence[RunRecord] = ()
 
-    @property
+    @cached_property
     def finished(self) -> dict[int, RunRecord]:
         """The final runs that ended as they should."""
         return {seed: record for seed, record in self.finals.items() if record.outcome == "finished"}
@@ -45,12 +45,17 @@ class ArmRuns:
     @property
     def unfinished(self) -> frozenset[int]:
         """Seeds whose run diverged or failed."""
-        return frozenset(seed for seed, record in self.finals.items() if record.outcome != "finished")
+        return frozenset(self.finals.keys() - self.finished.keys())
 
     @property
-    def example(self) -> RunRecord | None:
+    def example(self) -> RunRecord:
         """Some record of the arm, a final one where there is one."""
-        return next(iter([*self.finals.values(), *self.tunings]), None)
+        return [*self.finals.values(), *self.tunings, *self.timings][0]
+
+    @property
+    def rates(self) -> set[float | None]:
+        """The learning rates of the final runs."""
+        return {record.learning_rate for record in self.finals.values()}
 
     def values(self, checkpoint: Checkpoint, metric: str) -> dict[int, float]:
         """A metric of the finished runs by seed; runs that did not measure it are absent.
@@ -62,49 +67,54 @@ class ArmRuns:
         found = {seed: record.metrics.get(checkpoint, {}).get(metric) for seed, record in self.finished.items()}
         return {seed: float(value) for seed, value in found.items() if value is not None}
 
-    def seconds(self, record: RunRecord) -> Array:
-        """Training seconds at each evaluation of a run.
+    def clock(self, record: RunRecord, axis: Axis) -> Array:
+        """Optimizer steps or training seconds at each evaluation of a run.
 
         Seconds measured beside other runs, or as a share of a batch of seeds, are no fair clock: where the arm has a
         timing run they are its seconds per step times the steps.
 
         Args:
             record: of this arm.
+            axis: ``steps`` or ``seconds``.
         """
         steps = np.asarray(record.curves.get("step", ()), dtype=np.float64)
-        if self.seconds_per_step is not None:
+        if axis == "steps":
+            return steps
+        if math.isfinite(self.seconds_per_step):
             return steps * self.seconds_per_step
         return np.asarray(record.curves.get("seconds", np.full(len(steps), math.nan)), dtype=np.float64)
 
     @property
+    def seconds_per_step(self) -> float:
+        """Of the timing run; NaN without one."""
+        return _step_seconds(self.timings)
+
+    @property
     def step_seconds(self) -> tuple[float, str]:
         """The seconds per step: of the timing run, else the finished runs' median; and where the number is from."""
-        if self.seconds_per_step is not None:
+        if math.isfinite(self.seconds_per_step):
             return self.seconds_per_step, "alone, in a run for that"
-        found = [record.timings.get("seconds_per_step", math.nan) for record in self.finished.values()]
-        known = [seconds for seconds in found if math.isfinite(seconds)]
-        if not known:
-            return math.nan, NONE
-        shared = any(record.engine == "vectorized" for record in self.finished.values())
-        return float(np.median(known)), "share of a batch of seeds" if shared else "beside other runs"
+        seconds = _step_seconds(self.finished.values())
+        if math.isnan(seconds):
+            return seconds, NONE
+        return seconds, "share of a batch of seeds" if self.in_batches else "beside other runs"
+
+    @property
+    def in_batches(self) -> bool:
+        """Whether seeds were trained at once, as earlier versions could."""
+        return any(record.engine == "vectorized" for record in self.finished.values())
 
     @property
     def clock_ratio(self) -> float:
         """Seconds per step of the timing run over those of the final runs done one at a time; NaN without either."""
-        own = [
-            record.timings.get("seconds_per_step", math.nan)
-            for record in self.finished.values()
-            if record.engine == "lightning"
-        ]
-        known = [seconds for seconds in own if math.isfinite(seconds)]
-        return self.seconds_per_step / float(np.median(known)) if known and self.seconds_per_step else math.nan
+        own = _step_seconds(record for record in self.finished.values() if record.engine == "lightning")
+        return self.seconds_per_step / own
 
     @property
     def evaluated_seconds(self) -> float:
         """Training seconds at the last evaluation: by the timing run, else the runs' median; NaN without either."""
-        ends = [self.seconds(record)[-1] for record in self.finished.values() if record.curves.get("step")]
-        known = [float(end) for end in ends if math.isfinite(end)]
-        return float(np.median(known)) if known else math.nan
+        evaluated = [record for record in self.finished.values() if record.curves.get("step")]
+        return describe([self.clock(record, "seconds")[-1] for record in evaluated]).median
 
 
 @dataclass(frozen=True)
@@ -131,15 +141,28 @@ class Comparison:
         """
         labels = [str(arm["label"] if isinstance(arm, Mapping) else arm) for arm in settings.get("arms") or ()]
         present = {record.arm for record in records}
-        order = [label for label in dict.fromkeys(labels) if label in present]
-        return cls(
-            tuple(_arm(label, records) for label in [*order, *sorted(present - set(order))]), settings, tuple(records)
-        )
+        order = [label for label in dict.fromkeys([*labels, *sorted(present)]) if label in present]
+        return cls(tuple(_arm(label, records) for label in order), settings, tuple(records))
+
+    @property
+    def finals(self) -> list[RunRecord]:
+        """The final runs of all arms."""
+        return [record for arm in self.arms for record in arm.finals.values()]
+
+    @property
+    def finished(self) -> list[RunRecord]:
+        """Those of them that ended as they should."""
+        return [record for arm in self.arms for record in arm.finished.values()]
+
+    @property
+    def tunings(self) -> list[RunRecord]:
+        """The tuning runs of all arms."""
+        return [record for arm in self.arms for record in arm.tunings]
 
     @property
     def seeds(self) -> list[int]:
         """The seeds of the final runs of all arms."""
-        return sorted({seed for arm in self.arms for seed in arm.finals})
+        return sorted({record.seed for record in self.finals})
 
     @property
     def headlines(self) -> list[str]:
@@ -170,21 +193,13 @@ class Comparison:
         curves = self.curves("val/")
         return [name for name in dict.fromkeys([self.monitor, "val/total_variation"]) if name in curves]
 
-    def tuned(self, arm: ArmRuns) -> list[tuple[float | None, list[float], int]]:
-        """By rate, ascending: what the rule of choice reads off each finished tuning run, and the number of runs."""
-        rates: dict[float | None, list[float | None]] = {}
-        for record in sorted(arm.tunings, key=lambda record: (record.learning_rate or 0.0, record.seed)):
-            rates.setdefault(record.learning_rate, []).append(validation(record, self.monitor))
-        return [(rate, [v for v in own if v is not None], len(own)) for rate, own in rates.items()]
-
     def metrics(self, checkpoint: Checkpoint, prefix: str = "") -> list[str]:
         """Names of the metrics that some finished final run has."""
-        records = [record for arm in self.arms for record in arm.finished.values()]
-        return _names((record.metrics.get(checkpoint, {}) for record in records), prefix)
+        return _names((record.metrics.get(checkpoint, {}) for record in self.finished), prefix)
 
     def curves(self, prefix: str = "") -> list[str]:
         """Names of the curves that some final run has."""
-        return _names((record.curves for arm in self.arms for record in arm.finals.values()), prefix)
+        return _names((record.curves for record in self.finals), prefix)
 
     def values(self, checkpoint: Checkpoint, metric: str) -> dict[str, dict[int, float]]:
         """A metric by arm and seed."""
@@ -198,12 +213,10 @@ class Comparison:
     @cached_property
     def common_limit(self) -> dict[Axis, float]:
         """The steps and the training seconds of the arm that has fewest: what all arms have; NaN where unknown."""
-        run = [arm for arm in self.arms if arm.finished]
-        steps = [float(min(record.steps for record in arm.finished.values())) for arm in run]
-        seconds = [arm.evaluated_seconds for arm in run]
-        # One arm without a clock leaves the common time unknown; min() would pass over its NaN.
-        known = bool(seconds) and all(math.isfinite(end) for end in seconds)
-        return {"steps": min(steps, default=math.nan), "seconds": min(seconds) if known else math.nan}
+        steps = min((float(record.steps) for record in self.finished), default=math.nan)
+        # One arm without a clock leaves the common time unknown: unlike min(), numpy's passes NaN on.
+        ends = [arm.evaluated_seconds for arm in self.arms if arm.finished]
+        return {"steps": steps, "seconds": float(np.min(ends)) if ends else math.nan}
 
     def values_within(self, axis: Axis, metric: str) -> dict[str, dict[int, float]]:
         """A validation metric by arm and seed, as far as all arms come in steps or seconds.
@@ -215,20 +228,19 @@ class Comparison:
         limit = self.common_limit[axis]
         found: dict[str, dict[int, float]] = {}
         for arm in self.arms:
-            clock = {
-                seed: np.asarray(record.curves.get("step", ()), dtype=np.float64)
-                if axis == "steps"
-                else arm.seconds(record)
-                for seed, record in arm.finished.items()
-                if metric in record.curves
-            }
-            values = {
-                seed: best_within(clock[seed], record.curves.get(self.monitor, []), record.curves[metric], limit)
-                for seed, record in arm.finished.items()
-                if seed in clock
-            }
+            runs = [(seed, arm.clock(record, axis), record.curves) for seed, record in arm.finished.items()]
+            values = {s: best_within(t, c.get(self.monitor, []), c.get(metric, []), limit) for s, t, c in runs}
             found[arm.label] = {seed: value for seed, value in values.items() if not math.isnan(value)}
         return found
+
+    def paired(self, values: Mapping[str, Mapping[int, float]], metric: str) -> list[PairedDifference]:
+        """Every pair of arms.
+
+        Args:
+            values: by arm and seed.
+            metric: whose values they are.
+        """
+        return compare_arms(values, self.unfinished, lower_is_better(metric))
 
 
 def best_within(clock: Array, monitored: Sequence[float], curve: Sequence[float], limit: float) -> float:
@@ -245,16 +257,15 @@ def best_within(clock: Array, monitored: Sequence[float], curve: Sequence[float]
     Returns:
         NaN where no evaluation up to the limit has both.
     """
-    done = bisect_right(clock.tolist(), limit * (1.0 + 1e-9)) if math.isfinite(limit) else 0
     points = [
         (chosen, value)
-        for chosen, value in zip(monitored[:done], curve[:done], strict=False)
-        if math.isfinite(chosen) and math.isfinite(value)
+        for time, chosen, value in zip(clock, monitored, curve, strict=False)
+        if time <= limit * (1.0 + 1e-9) and math.isfinite(chosen) and math.isfinite(value)
     ]
     return min(points, key=lambda point: point[0])[1] if points else math.nan
 
 
-def curve_band(arm: ArmRuns, name: str, axis: Axis) -> dict[str, Array]:
+def curve_band(arm: ArmRuns, name: str, axis: Axis) -> pd.DataFrame:
     """Median and quartiles over an arm's finished runs, evaluation by evaluation.
 
     Args:
@@ -263,23 +274,19 @@ def curve_band(arm: ArmRuns, name: str, axis: Axis) -> dict[str, Array]:
         axis: ``steps``, or ``seconds`` (the mean over the runs at a step, where each has its own).
 
     Returns:
-        ``x``, ``median``, ``low``, ``high``, each (number of evaluations); empty where nothing was measured.
+        Columns ``x``, ``median``, ``low``, ``high``, one row an evaluation; empty where nothing was measured.
     """
-    values: dict[float, list[float]] = {}
-    places: dict[float, list[float]] = {}
-    for record in arm.finished.values():
-        seconds = arm.seconds(record)
-        for step, second, value in zip(
-            record.curves.get("step", []), seconds, record.curves.get(name, []), strict=False
-        ):
-            place = step if axis == "steps" else float(second)
-            if math.isfinite(value) and math.isfinite(place):
-                values.setdefault(step, []).append(value)
-                places.setdefault(step, []).append(place)
-    steps = sorted(values)
-    quantiles = np.asarray([np.quantile(values[step], [0.25, 0.5, 0.75]) for step in steps]).reshape(-1, 3)
-    x = np.asarray([float(np.mean(places[step])) for step in steps])
-    return {"x": x, "low": quantiles[:, 0], "median": quantiles[:, 1], "high": quantiles[:, 2]}
+    rows = [
+        row
+        for record in arm.finished.values()
+        for row in zip(
+            *(arm.clock(record, kind) for kind in ("steps", axis)), record.curves.get(name, []), strict=False
+        )
+    ]
+    points = pd.DataFrame(rows, columns=["step", "x", "value"], dtype="float64")
+    steps = points[np.isfinite(points).all(axis="columns")].groupby("step")
+    quantiles = {"low": 0.25, "median": 0.5, "high": 0.75}
+    return pd.DataFrame({"x": steps["x"].mean()} | {k: steps["value"].quantile(q) for k, q in quantiles.items()})
 
 
 def lower_is_better(metric: str) -> bool:
@@ -288,19 +295,14 @@ def lower_is_better(metric: str) -> bool:
 
 
 def _arm(label: str, records: Sequence[RunRecord]) -> ArmRuns:
-    own = [record for record in records if record.arm == label]
-    timed = [
-        record.timings["seconds_per_step"]
-        for record in own
-        if record.purpose == "timing" and math.isfinite(record.timings.get("seconds_per_step", math.nan))
-    ]
-    finals = sorted((record for record in own if record.purpose == "final"), key=lambda record: record.seed)
-    return ArmRuns(
-        label,
-        {record.seed: record for record in finals},
-        tuple(record for record in own if record.purpose == "tune"),
-        float(np.median(timed)) if timed else None,
-    )
+    own = sorted((record for record in records if record.arm == label), key=lambda record: record.seed)
+    final, tune, timing = ([r for r in own if r.purpose == purpose] for purpose in ("final", "tune", "timing"))
+    return ArmRuns(label, {record.seed: record for record in final}, tune, timing)
+
+
+def _step_seconds(records: Iterable[RunRecord]) -> float:
+    """The median of the seconds per step; NaN where none were measured."""
+    return describe([record.timings.get("seconds_per_step", math.nan) for record in records]).median
 
 
 def _names(mappings: Iterable[Mapping[str, Any]], prefix: str) -> list[str]:

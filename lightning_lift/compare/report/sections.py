@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,9 +11,9 @@ from lightning_lift.compare.report import figures, tables
 from lightning_lift.compare.report.conclusions import conclude_all, fairness, missing_runs
 from lightning_lift.compare.report.figures import Picture
 from lightning_lift.compare.report.formatting import capital, counted, number, plain_name, slug, unit_of
-from lightning_lift.compare.report.results import ArmRuns, Axis, Comparison, lower_is_better
+from lightning_lift.compare.report.results import Axis, Checkpoint, Comparison
 from lightning_lift.compare.report.tables import Table
-from lightning_lift.compare.statistics import LEVEL, PairedDifference, compare_arms, smallest_p_value
+from lightning_lift.compare.statistics import LEVEL, PairedDifference, smallest_p_value
 from lightning_lift.compare.tuning import RULE, choose
 
 # Timing and final runs may differ by what runs beside them, but alike in each arm; beyond this factor between two arms
@@ -54,7 +54,7 @@ class Section:
     Attributes:
         name: short, for links.
         title: the heading.
-        blocks: in order.
+        blocks: in order; a section without any is left out of the report.
     """
 
     name: str
@@ -92,87 +92,95 @@ def make_content(settings: Mapping[str, Any], records: Sequence[RunRecord]) -> C
         records: of all runs so far; there may be none.
     """
     comparison = Comparison.of(settings, records)
-    finals = [record for arm in comparison.arms for record in arm.finals.values()]
     labels = [arm.label for arm in comparison.arms]
-    tunings = sum(len(arm.tunings) for arm in comparison.arms)
     name = str(settings.get("name") or "").strip()
     lead = (
         f"{counted(len(labels), 'arm')} ({', '.join(labels) or 'none'}), {counted(len(comparison.seeds), 'seed')}: "
-        f"{counted(len(finals), 'final run')} and {counted(tunings, 'tuning run')}. "
+        f"{counted(len(comparison.finals), 'final run')} and {counted(len(comparison.tunings), 'tuning run')}. "
         "Arms are compared seed by seed."
     )
-    differences = {metric: _differences(comparison, metric) for metric in comparison.headlines}
-    first = next(iter(differences), None)
-    sections = [
-        _conclusions(comparison, first, differences.get(first or "", [])),
-        _setting(comparison),
-        *[_result(comparison, metric, found, said=metric == first) for metric, found in differences.items()],
-        _time(comparison),
-        _tuning(comparison),
-        _cost(comparison),
-        _diagnostics(comparison),
-        _details(comparison),
-        Section("reading", "How the numbers are made", [Listing(_READING)]),
+    paired = {metric: comparison.paired(comparison.values("best", metric), metric) for metric in comparison.headlines}
+    parts: list[tuple[str, str, Iterable[Block | None]]] = [
+        ("conclusions", "What follows from the tests", _conclusions(comparison, paired)),
+        ("setting", "What was compared", _setting(comparison)),
+        *[
+            (f"result-{slug(metric)}", f"Result: {plain_name(metric)}", _result(comparison, metric, paired))
+            for metric in paired
+        ],
+        ("time", "Equal steps and equal wall clock", _time(comparison)),
+        ("tuning", "Tuning", _tuning(comparison)),
+        ("cost", "Outcomes and cost", _cost(comparison)),
+        ("diagnostics", "Diagnostics by arm", _diagnostics(comparison)),
+        ("details", "Details", _details(comparison)),
+        ("reading", "How the numbers are made", [Listing(_READING)]),
     ]
+    sections = [Section(link, head, [block for block in blocks if block is not None]) for link, head, blocks in parts]
     title = f"Comparison of parameterizations{': ' + name if name else ''}"
     return Content(title, lead, [section for section in sections if section.blocks])
 
 
-def _conclusions(comparison: Comparison, metric: str | None, differences: Sequence[PairedDifference]) -> Section:
+def _conclusions(comparison: Comparison, paired: Mapping[str, Sequence[PairedDifference]]) -> Iterator[Block]:
     """On the first test metric, and the same at equal seconds: the other metrics have their own sections."""
-    blocks: list[Block] = [Text(text, "warning") for text in [*missing_runs(comparison), *fairness(comparison).faults]]
+    yield from _warnings([*missing_runs(comparison), *fairness(comparison).faults])
     if not comparison.seeds:
-        blocks.append(Text("There are no final runs yet, so there is nothing to conclude."))
+        yield Text("There are no final runs yet, so there is nothing to conclude.")
     elif len(comparison.arms) < 2:
-        blocks.append(Text("There is one arm, so there is nothing to compare it with."))
-    elif metric is None:
-        blocks.append(Text("No final run has a test metric, so nothing can be compared."))
+        yield Text("There is one arm, so there is nothing to compare it with.")
+    elif not paired:
+        yield Text("No final run has a test metric, so nothing can be compared.")
     else:
-        blocks.append(Text(f"{capital(plain_name(metric))} at the best checkpoint. {_equal(comparison)}"))
-        blocks.append(Listing(conclude_all(plain_name(metric), unit_of(metric), differences)))
+        metric = next(iter(paired))
+        yield Text(f"{capital(plain_name(metric))} at the best checkpoint. {_equal(comparison)}")
+        yield _concluded(metric, paired[metric])
         curve = "val/" + metric.removeprefix("test/")
         same = _within(comparison, "seconds", curve) if curve in comparison.headline_curves else []
         if any(one.pairs for one in same):
             limit = number(comparison.common_limit["seconds"])
-            blocks.append(Text(f"{capital(plain_name(curve))} after equal training time, {limit} s:"))
-            blocks.append(Listing(conclude_all(plain_name(curve), unit_of(curve), same)))
+            yield Text(f"{capital(plain_name(curve))} after equal training time, {limit} s:")
+            yield _concluded(curve, same)
     losers = [f"{arm.label} {len(arm.unfinished)} of {len(arm.finals)}" for arm in comparison.arms if arm.unfinished]
     if losers:
-        blocks.append(Text(f"Runs that did not finish: {', '.join(losers)}. They count as lost in the win rates."))
-    return Section("conclusions", "What follows from the tests", blocks)
+        yield Text(f"Runs that did not finish: {', '.join(losers)}. They count as lost in the win rates.")
 
 
-def _setting(comparison: Comparison) -> Section:
+def _setting(comparison: Comparison) -> Iterator[Block]:
     if not comparison.arms:
-        return Section("setting", "", [])
+        return
     found = fairness(comparison)
-    blocks: list[Block] = [tables.arms_table(comparison), tables.common_table(comparison)]
-    blocks += [Text(text, "warning") for text in found.faults]
-    blocks += [Text(str(text)) for text in [*found.notes, *(comparison.settings.get("notes") or ())]]
-    return Section("setting", "What was compared", blocks)
+    yield tables.arms_table(comparison)
+    yield tables.common_table(comparison)
+    yield from _warnings(found.faults)
+    for text in [*found.notes, *(comparison.settings.get("notes") or ())]:
+        yield Text(str(text))
 
 
-def _result(comparison: Comparison, metric: str, differences: Sequence[PairedDifference], said: bool) -> Section:
-    blocks: list[Block | None] = [
-        Text(_equal(comparison)),
-        tables.results_table(comparison, metric),
-        figures.distribution(comparison, metric, "best"),
-        figures.paired_lines(comparison, metric, "best"),
-    ]
-    if differences:
-        if not said:
-            blocks.append(Listing(conclude_all(plain_name(metric), unit_of(metric), differences)))
-        blocks.append(tables.differences_table("Paired differences, best checkpoint", differences))
-        last = compare_arms(comparison.values("last", metric), comparison.unfinished, lower_is_better(metric))
-        if any(one.pairs for one in last):
-            blocks.append(tables.differences_table("Paired differences, last checkpoint", last))
-    return Section(
-        f"result-{slug(metric)}", f"Result: {plain_name(metric)}", [block for block in blocks if block is not None]
-    )
+def _result(
+    comparison: Comparison, metric: str, paired: Mapping[str, Sequence[PairedDifference]]
+) -> Iterator[Block | None]:
+    yield Text(_equal(comparison))
+    yield tables.results_table(comparison, metric)
+    yield figures.distribution(comparison, metric, "best")
+    yield figures.paired_lines(comparison, metric, "best")
+    if not paired[metric]:
+        return
+    if metric != next(iter(paired)):  # of the first one the conclusions have said it
+        yield _concluded(metric, paired[metric])
+    yield tables.differences_table("Paired differences, best checkpoint", paired[metric])
+    last = comparison.paired(comparison.values("last", metric), metric)
+    if any(one.pairs for one in last):
+        yield tables.differences_table("Paired differences, last checkpoint", last)
+
+
+def _warnings(texts: Iterable[str]) -> list[Text]:
+    return [Text(text, "warning") for text in texts]
+
+
+def _concluded(metric: str, paired: Sequence[PairedDifference]) -> Listing:
+    return Listing(conclude_all(plain_name(metric), unit_of(metric), paired))
 
 
 def _equal(comparison: Comparison) -> str:
-    steps = sorted({record.steps for arm in comparison.arms for record in arm.finals.values()})
+    steps = sorted({record.steps for record in comparison.finals})
     if len(steps) < 2:
         return f"At equal steps: every run had {steps[0]:,} optimizer steps." if steps else ""
     if comparison.settings.get("budget") == "seconds":
@@ -183,55 +191,45 @@ def _equal(comparison: Comparison) -> str:
     return f"Arms had different numbers of steps, {steps[0]:,} to {steps[-1]:,}: this is no comparison at equal steps."
 
 
-def _time(comparison: Comparison) -> Section:
-    blocks: list[Block | None] = []
+def _time(comparison: Comparison) -> Iterator[Block | None]:
     curves = comparison.headline_curves
     limit = comparison.common_limit
-    if not curves or not comparison.seeds:
-        return Section("time", "", [])
-    if any(_shares_a_batch(arm) for arm in comparison.arms):
-        blocks.append(
-            Text(
-                "Seconds are shares of a batch of seeds that were trained at once, because an arm has no timing run: "
-                "they are no fair clock between arms.",
-                "warning",
-            )
+    if not curves:
+        return
+    if any(arm.in_batches and math.isnan(arm.seconds_per_step) for arm in comparison.arms):
+        yield Text(
+            "Seconds are shares of a batch of seeds that were trained at once, because an arm has no timing run: "
+            "they are no fair clock between arms.",
+            "warning",
         )
-    steps = {record.steps for arm in comparison.arms for record in arm.finished.values()}
+    # Where all arms have the same steps, they end together: no line, no table of differences.
+    differ = len({record.steps for record in comparison.finished}) > 1
     axes: tuple[Axis, Axis] = ("steps", "seconds")
     for axis in axes:
-        # Where all arms have the same steps the line would stand at the end.
-        until = limit[axis] if axis == "seconds" or len(steps) > 1 else None
-        blocks += [figures.curves(comparison, name, axis, until) for name in curves]
+        for name in curves:
+            yield figures.curves(comparison, name, axis, limit[axis] if axis == "seconds" or differ else None)
     if not math.isfinite(limit["seconds"]):
-        blocks.append(Text("Equal wall clock: not known, because the training time of an arm was not measured."))
+        yield Text("Equal wall clock: not known, because the training time of an arm was not measured.")
     for axis in axes:
         if not math.isfinite(limit[axis]):
             continue
-        blocks.append(tables.within_table(comparison, axis))
+        yield tables.within_table(comparison, axis)
         if axis == "seconds":
-            blocks.append(Text(_clock(comparison)))
-            blocks.append(_clock_warning(comparison))
-        if len(comparison.arms) < 2 or (axis == "steps" and len(steps) < 2):
-            continue
-        for name in curves:
-            title = f"Paired differences at equal {axis}, {plain_name(name)}"
-            blocks.append(tables.differences_table(title, _within(comparison, axis, name)))
-    return Section("time", "Equal steps and equal wall clock", [block for block in blocks if block is not None])
+            yield Text(_clock(comparison))
+            yield _clock_warning(comparison)
+        if len(comparison.arms) > 1 and (axis == "seconds" or differ):
+            for name in curves:
+                title = f"Paired differences at equal {axis}, {plain_name(name)}"
+                yield tables.differences_table(title, _within(comparison, axis, name))
 
 
 def _within(comparison: Comparison, axis: Axis, curve: str) -> list[PairedDifference]:
-    return compare_arms(comparison.values_within(axis, curve), comparison.unfinished, lower_is_better(curve))
-
-
-def _shares_a_batch(arm: ArmRuns) -> bool:
-    vectorized = any(record.engine == "vectorized" for record in arm.finished.values())
-    return vectorized and arm.seconds_per_step is None
+    return comparison.paired(comparison.values_within(axis, curve), curve)
 
 
 def _clock(comparison: Comparison) -> str:
     parts = ["The time is that of the arm that was through first."]
-    if all(arm.seconds_per_step is not None for arm in comparison.arms if arm.finished):
+    if all(math.isfinite(arm.seconds_per_step) for arm in comparison.arms if arm.finished):
         parts.append(
             "Seconds are steps times the seconds per step of the arm's timing run, beside which the comparison ran "
             "nothing else."
@@ -262,67 +260,56 @@ def _clock_warning(comparison: Comparison) -> Text | None:
     )
 
 
-def _tuning(comparison: Comparison) -> Section:
-    runs = sum(len(arm.tunings) for arm in comparison.arms)
-    if not runs:
-        rates = "No learning rate was tuned: every arm ran at the configuration's own."
-        return Section("tuning", "Tuning", [Text(rates)] if comparison.seeds else [])
-    seeds = {record.seed for arm in comparison.arms for record in arm.tunings}
-    blocks: list[Block | None] = [
-        Text(RULE),
-        Text(
-            f"{counted(runs, 'tuning run')} on {counted(len(seeds), 'seed')}, none of which enters the results above."
-        ),
-    ]
+def _tuning(comparison: Comparison) -> Iterator[Block | None]:
+    if not comparison.tunings:
+        if comparison.seeds:
+            yield Text("No learning rate was tuned: every arm ran at the configuration's own.")
+        return
+    seeds = {record.seed for record in comparison.tunings}
+    runs = counted(len(comparison.tunings), "tuning run")
+    yield Text(RULE)
+    yield Text(f"{runs} on {counted(len(seeds), 'seed')}, none of which enters the results above.")
     if shared := seeds & set(comparison.seeds):
-        blocks.append(Text(f"Seeds {sorted(shared)} were used for tuning and for the results.", "warning"))
+        yield Text(f"Seeds {sorted(shared)} were used for tuning and for the results.", "warning")
     for arm in comparison.arms:
-        rated = [record for record in arm.tunings if record.learning_rate is not None]
-        if rated and (note := choose(rated).note):
-            blocks.append(Text(f"{arm.label}: {note}.", "warning"))
-    blocks += [figures.tuning(comparison), tables.tuning_table(comparison)]
-    return Section("tuning", "Tuning", [block for block in blocks if block is not None])
+        if arm.tunings and (note := choose(arm.tunings).note):
+            yield Text(f"{arm.label}: {note}.", "warning")
+    yield figures.tuning(comparison)
+    yield tables.tuning_table(comparison)
 
 
-def _cost(comparison: Comparison) -> Section:
-    blocks: list[Block] = []
+def _cost(comparison: Comparison) -> Iterator[Block | None]:
     if comparison.seeds:
-        blocks = [tables.outcomes_table(comparison), tables.cost_table(comparison)]
-    if (errors := tables.errors_table(comparison)) is not None:
-        blocks.insert(1 if blocks else 0, errors)
-    return Section("cost", "Outcomes and cost", blocks)
+        yield tables.outcomes_table(comparison)
+    yield tables.errors_table(comparison)
+    if comparison.seeds:
+        yield tables.cost_table(comparison)
 
 
-def _diagnostics(comparison: Comparison) -> Section:
-    blocks: list[Block] = []
+def _diagnostics(comparison: Comparison) -> Iterator[Block]:
     for name, meaning in DIAGNOSTICS.items():
-        picture = figures.curves(comparison, name, "steps") if name in comparison.curves() else None
-        if picture is not None:
-            blocks += [Text(meaning), picture]
-    return Section("diagnostics", "Diagnostics by arm", blocks)
+        if (picture := figures.curves(comparison, name, "steps")) is not None:
+            yield Text(meaning)
+            yield picture
 
 
-def _details(comparison: Comparison) -> Section:
-    blocks: list[Block] = []
-    if comparison.metrics("best"):
-        blocks += [tables.all_metrics_table(comparison, "best"), tables.all_metrics_table(comparison, "last")]
+def _details(comparison: Comparison) -> Iterator[Block]:
+    points: tuple[Checkpoint, Checkpoint] = ("best", "last")
+    for point in points:
+        if comparison.metrics(point):
+            yield tables.all_metrics_table(comparison, point)
     versions = tables.versions_table(comparison)
     if versions.rows:
-        blocks.append(versions)
+        yield versions
     if any(" " in row[1] for row in versions.rows):
-        blocks.append(Text("Runs were made with different versions of a package.", "warning"))
+        yield Text("Runs were made with different versions of a package.", "warning")
     kept = {key: value for key, value in comparison.settings.items() if key != "config"}
     if kept:
-        blocks.append(Verbatim("Settings of the comparison", json.dumps(kept, indent=1, default=str)))
+        yield Verbatim("Settings of the comparison", json.dumps(kept, indent=1, default=str))
     for arm in comparison.arms:
-        if arm.example is not None and arm.example.config:
+        if arm.example.config:
             text = json.dumps(arm.example.config, indent=1, default=str)
-            blocks.append(Verbatim(f"Configuration of {arm.label}, seed {arm.example.seed}", text))
-    return Section("details", "Details", blocks)
-
-
-def _differences(comparison: Comparison, metric: str) -> list[PairedDifference]:
-    return compare_arms(comparison.values("best", metric), comparison.unfinished, lower_is_better(metric))
+            yield Verbatim(f"Configuration of {arm.label}, seed {arm.example.seed}", text)
 
 
 DIAGNOSTICS = {

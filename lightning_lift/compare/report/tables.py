@@ -1,7 +1,8 @@
 """Tables of a report: cells of text under a title, and the builders that fill them from a comparison."""
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_lift.compare.report.formatting import (
@@ -17,10 +18,12 @@ from lightning_lift.compare.report.formatting import (
     ranges,
     rate_text,
     trainer_text,
+    whole_numbers,
     with_error,
 )
 from lightning_lift.compare.report.results import ArmRuns, Axis, Checkpoint, Comparison, lower_is_better
 from lightning_lift.compare.statistics import Description, PairedDifference, describe
+from lightning_lift.compare.tuning import by_rate
 
 
 @dataclass(frozen=True)
@@ -45,211 +48,181 @@ class Table:
                 raise ValueError(f"a row of {self.title!r} has {len(row)} cells under {len(self.columns)} heads: {row}")
 
 
+def _table(title: str, rows: Sequence[Mapping[str, str]], note: str = "") -> Table:
+    """Rows of cells by their heads, all the same, at least one row."""
+    return Table(title, list(rows[0]), [list(row.values()) for row in rows], note)
+
+
+def _by_arm(title: str, comparison: Comparison, cells: Callable[[ArmRuns], Mapping[str, str]], note: str = "") -> Table:
+    """A row an arm."""
+    return _table(title, [{"arm": arm.label, **cells(arm)} for arm in comparison.arms], note)
+
+
 def arms_table(comparison: Comparison) -> Table:
     """What each arm is."""
-    rows = []
-    for arm in comparison.arms:
-        example = arm.example
-        config = example.config if example is not None else {}
-        chosen = sorted({rate_text(record.learning_rate) for record in arm.finals.values()})
-        rows.append(
-            [
-                arm.label,
-                *class_and_arguments(config, "parameterization"),
-                ", ".join(chosen) or NONE,
-                f"{example.num_parameters:,}" if example is not None and example.num_parameters else NONE,
-            ]
-        )
-    return Table("Arms", ["arm", "parameterization", "arguments", "learning rate", "trained parameters"], rows)
+
+    def cells(arm: ArmRuns) -> dict[str, str]:
+        name, arguments = class_and_arguments(arm.example.config, "parameterization")
+        return {
+            "parameterization": name,
+            "arguments": arguments,
+            "learning rate": ", ".join(sorted(map(rate_text, arm.rates))) or NONE,
+            "trained parameters": whole_numbers([arm.example.num_parameters]),
+        }
+
+    return _by_arm("Arms", comparison, cells)
 
 
 def common_table(comparison: Comparison) -> Table:
     """Network, data, training and budget: one line where all arms agree, else one an arm."""
     parts = {"network": network_text, "data": data_text, "optimizer": optimizer_text, "trainer": trainer_text}
-    examples = [(arm.label, arm.example) for arm in comparison.arms]
     rows: list[list[str]] = []
     for part, text in parts.items():
-        by_arm = {label: text(record.config) for label, record in examples if record is not None and record.config}
+        by_arm = {arm.label: text(arm.example.config) for arm in comparison.arms if arm.example.config}
         if len(set(by_arm.values())) == 1:
             rows.append([part, next(iter(by_arm.values()))])
         else:
             rows += [[f"{part} ({label})", described] for label, described in by_arm.items()]
-    finals = [record for arm in comparison.arms for record in arm.finals.values()]
-    rows.append(["steps", ", ".join(f"{steps:,}" for steps in sorted({record.steps for record in finals})) or NONE])
-    rows.append(["seeds", f"{len(comparison.seeds)} ({ranges(comparison.seeds)})" if finals else NONE])
-    rows.append(["engine", ", ".join(sorted({record.engine for record in finals})) or NONE])
+    seeds = comparison.seeds
+    rows.append(["steps", whole_numbers(record.steps for record in comparison.finals)])
+    rows.append(["seeds", f"{len(seeds)} ({ranges(seeds)})" if seeds else NONE])
+    rows.append(["engine", ", ".join(sorted({record.engine for record in comparison.finals})) or NONE])
     return Table("What all arms share", ["", "setting"], rows)
 
 
 def results_table(comparison: Comparison, metric: str) -> Table:
     """A test metric by arm, at the best and at the last checkpoint."""
-    columns = [
-        "arm",
-        "runs",
-        "best: mean ± s.e.",
-        "best: median [quartiles]",
-        "last: mean ± s.e.",
-        "last: median [quartiles]",
-    ]
-    rows = []
-    for arm in comparison.arms:
+
+    def cells(arm: ArmRuns) -> dict[str, str]:
         best, last = (describe(list(arm.values(point, metric).values())) for point in _POINTS)
-        rows.append([arm.label, f"{best.count} of {len(arm.finals)}", *_described(best), *_described(last)])
+        return {"runs": f"{best.count} of {len(arm.finals)}", **_described("best", best), **_described("last", last)}
+
     better = "lower" if lower_is_better(metric) else "higher"
-    return Table(capital(plain_name(metric)), columns, rows, f"The {better} the better. Finished runs only.")
+    return _by_arm(capital(plain_name(metric)), comparison, cells, f"The {better} the better. Finished runs only.")
 
 
 def within_table(comparison: Comparison, axis: Axis) -> Table:
     """The validation metrics as far as all arms come in steps or seconds."""
-    metrics = comparison.headline_curves
-    rows = []
-    values = {metric: comparison.values_within(axis, metric) for metric in metrics}
-    for arm in comparison.arms:
-        described = [describe(list(values[metric][arm.label].values())) for metric in metrics]
-        count = max((one.count for one in described), default=0)
-        cells = [cell for one in described for cell in _described(one)]
-        rows.append([arm.label, f"{count} of {len(arm.finals)}", *cells])
-    heads = [f"{plain_name(metric)}: {what}" for metric in metrics for what in ("mean ± s.e.", "median [quartiles]")]
+    values = {metric: comparison.values_within(axis, metric) for metric in comparison.headline_curves}
+
+    def cells(arm: ArmRuns) -> dict[str, str]:
+        described = {metric: describe(list(own[arm.label].values())) for metric, own in values.items()}
+        found = {"runs": f"{max(one.count for one in described.values())} of {len(arm.finals)}"}
+        for metric, one in described.items():
+            found |= _described(plain_name(metric), one)
+        return found
+
     limit = comparison.common_limit[axis]
-    title = (
-        f"Validation after {int(limit):,} steps"
-        if axis == "steps"
-        else f"Validation after {number(limit)} s of training"
-    )
-    return Table(
-        title,
-        ["arm", "runs", *heads],
-        rows,
-        f"At the evaluation with the lowest {plain_name(comparison.monitor)} up to then.",
-    )
+    reached = f"{int(limit):,} steps" if axis == "steps" else f"{number(limit)} s of training"
+    note = f"At the evaluation with the lowest {plain_name(comparison.monitor)} up to then."
+    return _by_arm(f"Validation after {reached}", comparison, cells, note)
 
 
 def differences_table(title: str, comparisons: Sequence[PairedDifference]) -> Table:
     """Paired differences with their interval, test and win rate."""
     rows = [
-        [
-            f"{one.first} − {one.second}",  # noqa: RUF001 - a minus sign
-            str(one.pairs) + (f" (+{one.unfinished})" if one.unfinished else ""),
-            number(one.mean),
-            f"{number(one.low)} to {number(one.high)}" if math.isfinite(one.low) else NONE,
-            number(one.shift),
-            number(one.rank_biserial, 2),
-            p_text(one.p_value),
-            p_text(one.p_holm),
-            f"{100.0 * one.win_rate:.0f} % ({one.wins}/{one.ties}/{one.losses})"
+        {
+            "pair": f"{one.first} − {one.second}",  # noqa: RUF001 - a minus sign
+            "pairs": str(one.pairs) + (f" (+{one.unfinished})" if one.unfinished else ""),
+            "mean difference": number(one.mean),
+            "95 % interval": f"{number(one.low)} to {number(one.high)}" if math.isfinite(one.low) else NONE,
+            "median shift": number(one.shift),
+            "rank biserial": number(one.rank_biserial, 2),
+            "p": p_text(one.p_value),
+            "Holm p": p_text(one.p_holm),
+            "first wins (win/tie/loss)": f"{100.0 * one.win_rate:.0f} % ({one.wins}/{one.ties}/{one.losses})"
             if one.pairs or one.unfinished
             else NONE,
-        ]
+        }
         for one in comparisons
     ]
-    heads = ["pair", "pairs", "mean difference", "95 % interval", "median shift", "rank biserial", "p", "Holm p",
-             "first wins (win/tie/loss)"]  # fmt: skip
     left_out = any(one.unfinished for one in comparisons)
     note = "In brackets: seeds left out because a run of either arm did not finish." if left_out else ""
-    return Table(title, heads, rows, note)
+    return _table(title, rows, note)
 
 
 def outcomes_table(comparison: Comparison) -> Table:
     """How the final runs ended."""
-    rows = []
-    for arm in comparison.arms:
+
+    def cells(arm: ArmRuns) -> dict[str, str]:
         ends = [record.outcome for record in arm.finals.values()]
-        missing = len(comparison.seeds) - len(ends)
-        rows.append([arm.label, *[str(ends.count(end)) for end in ("finished", "diverged", "failed")], str(missing)])
-    return Table("Outcomes of the final runs", ["arm", "finished", "diverged", "failed", "not run"], rows)
+        counts = {end: str(ends.count(end)) for end in ("finished", "diverged", "failed")}
+        return {**counts, "not run": str(len(comparison.seeds) - len(ends))}
+
+    return _by_arm("Outcomes of the final runs", comparison, cells)
 
 
 def errors_table(comparison: Comparison) -> Table | None:
     """What went wrong in runs that did not finish, equal errors together; None where all went well."""
-    found: dict[tuple[str, str, str, str], list[int]] = {}
+    found: dict[tuple[str, str, str, str], set[int]] = defaultdict(set)
     for record in comparison.records:
         if record.outcome != "finished":
-            error = (record.error or "").strip().splitlines()
-            kind = (
-                record.arm,
-                record.purpose,
-                record.outcome,
-                error[0] if error else "the loss or a metric is not finite",
-            )
-            found.setdefault(kind, []).append(record.seed)
-    rows = [
-        [arm, purpose, end, ranges(sorted(set(seeds))), error] for (arm, purpose, end, error), seeds in found.items()
-    ]
+            error = (record.error or "").strip() or "the loss or a metric is not finite"
+            found[record.arm, record.purpose, record.outcome, error.splitlines()[0]].add(record.seed)
+    rows = [[arm, purpose, end, ranges(sorted(seeds)), error] for (arm, purpose, end, error), seeds in found.items()]
     return Table("Runs that did not finish", ["arm", "purpose", "outcome", "seeds", "error"], rows) if rows else None
 
 
 def tuning_table(comparison: Comparison) -> Table:
     """Every learning rate tried, and the chosen one of each arm."""
-    rows = []
-    for arm in comparison.arms:
-        chosen = {record.learning_rate for record in arm.finals.values()}
-        for rate, values, runs in comparison.tuned(arm):
-            found = describe(values)
-            rows.append(
-                [
-                    arm.label,
-                    rate_text(rate),
-                    with_error(found.mean, found.standard_error),
-                    f"{found.count} of {runs}",
-                    "chosen" if rate in chosen else "",
-                ]
-            )
-    heads = ["arm", "learning rate", f"best {plain_name(comparison.monitor)}: mean ± s.e.", "finished", ""]
-    return Table("Learning rates tried", heads, rows)
+    rows = [
+        {
+            "arm": arm.label,
+            "learning rate": rate_text(rate),
+            f"best {plain_name(comparison.monitor)}: mean ± s.e.": _mean(describe(values)),
+            "finished": f"{describe(values).count} of {len(values)}",
+            "": "chosen" if rate in arm.rates else "",
+        }
+        for arm in comparison.arms
+        for rate, values in by_rate(arm.tunings, comparison.monitor).items()
+    ]
+    return _table("Learning rates tried", rows)
 
 
 def cost_table(comparison: Comparison) -> Table:
     """Seconds, parameters and the latent's step by arm, and the ratio of a training step to the cheapest arm's."""
-    per_step = {arm.label: arm.step_seconds for arm in comparison.arms}
-    cheapest = min((seconds for seconds, _ in per_step.values() if math.isfinite(seconds)), default=math.nan)
-    rows = []
-    for arm in comparison.arms:
-        seconds, source = per_step[arm.label]
-        sizes = sorted({record.num_parameters for record in arm.finals.values()})
+    measured = [arm.step_seconds[0] for arm in comparison.arms]
+    cheapest = min((seconds for seconds in measured if math.isfinite(seconds)), default=math.nan)
+
+    def cells(arm: ArmRuns) -> dict[str, str]:
+        seconds, source = arm.step_seconds
         # Not by the curves: a run may go on after its last evaluation.
         whole = seconds * describe([record.steps for record in arm.finished.values()]).median
-        rows.append(
-            [
-                arm.label,
-                f"{number(1000.0 * seconds)} ms" if math.isfinite(seconds) else NONE,
-                number(seconds / cheapest, 2) if math.isfinite(seconds) else NONE,
-                source,
-                f"{number(whole)} s" if math.isfinite(whole) else NONE,
-                ", ".join(f"{size:,}" for size in sizes if size) or NONE,
-                *_latent_steps(arm),
-            ]
-        )
-    heads = ["arm", "a training step", "times the cheapest", "measured", "training time of a run", "trained parameters"]
-    return Table("Cost", [*heads, "latent step at the first evaluation", "over the learning rate"], rows)
+        # Under Adam at one rate arms differ in the latent's step, which is why rates are tuned.
+        latent = {
+            record.seed: next(filter(math.isfinite, record.curves.get("latent/step", [])), math.nan)
+            for record in arm.finished.values()
+        }
+        over_rate = [step / (arm.finished[seed].learning_rate or math.nan) for seed, step in latent.items()]
+        return {
+            "a training step": number(1000.0 * seconds, unit=" ms"),
+            "times the cheapest": number(seconds / cheapest, 2),
+            "measured": source,
+            "training time of a run": number(whole, unit=" s"),
+            "trained parameters": whole_numbers(record.num_parameters for record in arm.finals.values()),
+            "latent step at the first evaluation": number(describe(list(latent.values())).median),
+            "over the learning rate": number(describe(over_rate).median),
+        }
 
-
-def _latent_steps(arm: ArmRuns) -> tuple[str, str]:
-    """Median over the finished runs; under Adam at one rate arms differ in it, which is why rates are tuned."""
-    steps, ratios = [], []
-    for record in arm.finished.values():
-        first = next((step for step in record.curves.get("latent/step", []) if math.isfinite(step)), math.nan)
-        if math.isfinite(first):
-            steps.append(first)
-            ratios += [first / record.learning_rate] if record.learning_rate else []
-    return tuple(number(describe(found).median) if found else NONE for found in (steps, ratios))  # type: ignore[return-value]
+    return _by_arm("Cost", comparison, cells)
 
 
 def all_metrics_table(comparison: Comparison, checkpoint: Checkpoint) -> Table:
     """Mean ± standard error of every metric of the finished runs at a checkpoint."""
     rows = [
-        [metric, *[_described(describe(list(arm.values(checkpoint, metric).values())))[0] for arm in comparison.arms]]
+        {"metric": metric}
+        | {arm.label: _mean(describe(list(arm.values(checkpoint, metric).values()))) for arm in comparison.arms}
         for metric in comparison.metrics(checkpoint)
     ]
-    heads = ["metric", *[arm.label for arm in comparison.arms]]
-    return Table(f"Every metric at the {checkpoint} checkpoint, mean ± s.e.", heads, rows)
+    return _table(f"Every metric at the {checkpoint} checkpoint, mean ± s.e.", rows)
 
 
 def versions_table(comparison: Comparison) -> Table:
     """Packages that determine the numbers; several versions of one are all named."""
-    found: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = defaultdict(set)
     for record in comparison.records:
         for package, version in record.versions.items():
-            found.setdefault(package, set()).add(version)
+            found[package].add(version)
     rows = [[package, ", ".join(sorted(versions))] for package, versions in sorted(found.items())]
     return Table("Versions", ["package", "version"], rows)
 
@@ -257,12 +230,16 @@ def versions_table(comparison: Comparison) -> Table:
 _POINTS: tuple[Checkpoint, Checkpoint] = ("best", "last")
 
 
-def _described(found: Description) -> list[str]:
-    if not found.count:
-        return [NONE, NONE]
+def _mean(found: Description) -> str:
+    return with_error(found.mean, found.standard_error)
+
+
+def _described(name: str, found: Description) -> dict[str, str]:
+    """Mean and median in two columns."""
     # As many digits as tell the quartiles apart.
     size = max(abs(found.low_quartile), abs(found.high_quartile))
     spread = found.high_quartile - found.low_quartile
-    digits = 3 if spread <= 1e-12 * size else min(9, 3 + math.floor(math.log10(size / spread)))
+    digits = 3 if not spread > 1e-12 * size else min(9, 3 + math.floor(math.log10(size / spread)))
     median, low, high = (number(one, digits) for one in (found.median, found.low_quartile, found.high_quartile))
-    return [with_error(found.mean, found.standard_error), f"{median} [{low}, {high}]"]
+    quartiles = f"{median} [{low}, {high}]" if found.count else NONE
+    return {f"{name}: mean ± s.e.": _mean(found), f"{name}: median [quartiles]": quartiles}
