@@ -4,12 +4,16 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import lightning as L
+import numpy as np
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
 
 from lightning_lift.files import whole_file
 
@@ -74,9 +78,13 @@ def publish_figure(trainer: L.Trainer, figure: Figure, tag: str, file_name: str,
         file_name: of the PNG file.
         step: optimizer step.
     """
+    figure.set_dpi(120)
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()  # once, for the file and all loggers
+    picture = np.asarray(canvas.buffer_rgba())[..., :3]
     folder = run_directory(trainer)
     if folder is not None:
         with whole_file(folder / "figures" / file_name) as temporary:
-            figure.savefig(temporary, format="png", dpi=120)
+            imsave(temporary, picture, format="png")
     for logger in tensorboard_loggers(trainer):
-        logger.experiment.add_figure(tag, figure, step, close=False)
+        logger.experiment.add_image(tag, picture, step, dataformats="HWC")

@@ -7,23 +7,39 @@ from pathlib import Path
 import lightning as L
 import torch
 
-from lightning_lift.callbacks import CrossCovariance, DensityFigure, ShoulderOccupancy
-from lightning_lift.datamodules import EightGaussiansDataModule, GumbelDataModule
-from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM
+from lightning_lift.callbacks import CrossCovariance, DensityFigure, PathConditioning, ShoulderOccupancy
+from lightning_lift.datamodules import EightGaussiansDataModule, GumbelDataModule, TwoMoonsDataModule
+from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM, ReLUClassifier, ReLUMLP
 from lightning_lift.modules.divergence import DivergenceError
 from lightning_lift.networks import ICNN
-from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
+from lightning_lift.parameterizations import (
+    ADMM,
+    DirectNoise,
+    DirectSoftplus,
+    FrozenBatch,
+    IndependentBatch,
+    Lift,
+    ProjectedGradient,
+)
 
 ARMS = {"pgd": ProjectedGradient, "direct": DirectSoftplus, "lift": functools.partial(Lift, slack_start=-2.0)}
+CONTROLS = {
+    "frozen_batch": functools.partial(FrozenBatch, body_widths=[16, 8], slack_start=-2.0),
+    "independent_batch": functools.partial(IndependentBatch, body_widths=[16, 8], slack_start=-2.0),
+    "direct_noise": functools.partial(DirectNoise, latent_noise=0.5),
+    "admm": functools.partial(ADMM, rho=1.0, inner_steps=3),
+}
+NAMES = [*(f"{kind}_{arm}" for kind in ("ebm", "flow") for arm in ARMS), *(f"ebm_{arm}" for arm in CONTROLS)]
 
 
 def task(name: str, processes: int) -> tuple[L.LightningModule, L.LightningDataModule]:
     """A module and its data; the batches of all processes together have 32 rows."""
-    kind, arm = name.split("_")
+    kind, _, arm = name.partition("_")
     sizes = {"batch_size": 32 // processes, "batches_per_epoch": 10, "num_val": 101, "num_test": 101}
     if kind == "ebm":
         network = functools.partial(ICNN, widths=[8, 8])
-        return LogConcaveEBM(1, network, ARMS[arm], learning_rate=1e-2), GumbelDataModule(**sizes, num_calibration=64)
+        module = LogConcaveEBM(1, network, {**ARMS, **CONTROLS}[arm], learning_rate=1e-2)
+        return module, GumbelDataModule(**sizes, num_calibration=64)
     network = functools.partial(ICNN, widths=[8, 8], strong_convexity="learned", actnorm=True)
     module = ConvexPotentialFlow(2, network, ARMS[arm], num_blocks=2, learning_rate=1e-2)
     return module, EightGaussiansDataModule(**sizes, std=0.5, num_calibration=64)
@@ -37,7 +53,7 @@ def main(processes: int, folder: Path) -> None:
         folder: where the results go.
     """
     torch.set_num_threads(1)
-    for name in [f"{kind}_{arm}" for kind in ("ebm", "flow") for arm in ARMS]:
+    for name in NAMES:
         L.seed_everything(0, verbose=False)
         module, data = task(name, processes)
         flow = isinstance(module, ConvexPotentialFlow)
@@ -63,8 +79,37 @@ def main(processes: int, folder: Path) -> None:
         if trainer.is_global_zero:
             weights = {key: p.detach() for key, p in module.named_parameters()}
             torch.save({"weights": weights, "metrics": metrics}, folder / f"{name}.pt")
+    rescale(processes, folder)
     if processes > 1:
         diverge(folder)
+
+
+def rescale(processes: int, folder: Path) -> None:
+    """A classifier whose units are rescaled every second epoch.
+
+    Args:
+        processes: how many.
+        folder: where its weights go.
+    """
+    L.seed_everything(0, verbose=False)
+    network = functools.partial(ReLUMLP, num_classes=2, widths=[16, 16])
+    module = ReLUClassifier(2, network, functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    trainer = L.Trainer(
+        max_epochs=5,
+        accelerator="cpu",
+        devices=processes,
+        strategy="ddp" if processes > 1 else "auto",
+        callbacks=[PathConditioning(every_n_epochs=2)],
+        logger=False,
+        default_root_dir=folder / "rescaled",
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, datamodule=TwoMoonsDataModule(num_train=64, batch_size=32 // processes))
+    if trainer.is_global_zero:
+        weights = {key: p.detach() for key, p in module.named_parameters()}
+        torch.save({"weights": weights}, folder / "rescaled.pt")
 
 
 class OneDiverges(LogConcaveEBM):
