@@ -13,9 +13,7 @@ from lightning_lift.diagnostics import probe_cross_covariance
 CONFIGS = Path(__file__).parent.parent / "configs"
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 
-pytestmark = pytest.mark.slow
-
-pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_an_empty_folder")]
 
 
 def total_variation(config: str, seed: int, *flags: str) -> float:
