@@ -12,9 +12,10 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 
 from lightning_lift.callbacks import CrossCovariance, DensityFigure, LastCheckpoint, ShoulderOccupancy, WeightHistograms
 from lightning_lift.datamodules import EightGaussiansDataModule, GumbelDataModule
-from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM
+from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM, NormalizingFlow
 from lightning_lift.networks import ICNN
-from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGradient
+from lightning_lift.parameterizations import DirectSoftplus, IndependentBatch, Lift, ProjectedGradient
+from lightning_lift.partition import FlowImportance, Langevin
 
 ARMS: dict[str, Any] = {"pgd": ProjectedGradient, "direct": DirectSoftplus, "lift": Lift}
 EPOCH, STEPS = 6, 18
@@ -30,9 +31,11 @@ def run(
     sizes = {"batch_size": 16, "batches_per_epoch": EPOCH, "num_val": 64, "num_test": 64, "num_calibration": 64}
     network = functools.partial(ICNN, widths=[8, 8])
     kind = settings.pop("kind", LogConcaveEBM)
-    module: L.LightningModule = kind(1, network, ARMS[arm], **fitting)
+    module: L.LightningModule = kind(1, network, ARMS.get(arm, DirectSoftplus), **fitting)
     data: L.LightningDataModule = GumbelDataModule(**sizes, num_train=num_train)
-    flow = settings.pop("flow", None)
+    flow, two_columns = settings.pop("flow", None), settings.pop("two_columns", None)
+    if two_columns is not None:
+        module, data = two_columns(2, **fitting), EightGaussiansDataModule(**sizes, num_train=num_train, std=0.5)
     if flow is not None:
         network = functools.partial(ICNN, widths=[8, 8], strong_convexity="learned", actnorm=True)
         module = ConvexPotentialFlow(2, network, ARMS[arm], num_blocks=2, logdet=flow, **fitting)
@@ -56,19 +59,23 @@ def run(
     return final
 
 
+def same(one: Any, two: Any) -> bool:
+    """Bit for bit, also inside the extra states of modules."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, two)
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(same(value, two[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(map(same, one, two))
+    return bool(one == two)
+
+
 def assert_equal(one: dict[str, Any], two: dict[str, Any]) -> None:
     keys = [key for key in ("state_dict", "current_model_state") if key in one]
     assert keys
     for key in keys:
-        for name, tensor in one[key].items():
-            other = two[key][name]
-            if isinstance(tensor, torch.Tensor):
-                assert torch.equal(tensor, other), (key, name)
-            else:
-                assert tensor.keys() == other.keys()
-                for part, value in tensor.items():
-                    same = torch.equal(value, other[part]) if isinstance(value, torch.Tensor) else value == other[part]
-                    assert same, (key, name, part)
+        for name, value in one[key].items():
+            assert same(value, two[key][name]), (key, name)
     first, second = one["optimizer_states"][0]["state"], two["optimizer_states"][0]["state"]
     for index, state in first.items():
         assert all(torch.equal(value, second[index][name]) for name, value in state.items())
@@ -157,6 +164,48 @@ def test_resumed_after_an_interruption_inside_a_batch(tmp_path: Path, arm: str, 
     signal.signal(signal.SIGINT, handler)  # Lightning ignores further ones
     assert left.value.code == 1
     resumed = run(tmp_path / "resumed", arm, 16 * EPOCH, tmp_path / "cut" / "exception.ckpt", averaging=averaging)
+    assert_equal(whole, resumed)
+
+
+SMALL = functools.partial(ICNN, widths=[4], strong_convexity=0.5)
+FLOW = functools.partial(FlowImportance, num_layers=1, hidden_features=8, warm_up=5, max_flow_steps=2)
+MOVED: dict[str, Any] = {
+    "chains": functools.partial(
+        LogConcaveEBM,
+        network=SMALL,
+        parameterization=DirectSoftplus,
+        partition=functools.partial(Langevin, num_chains=16, num_steps=1),
+    ),
+    "proposal": functools.partial(LogConcaveEBM, network=SMALL, parameterization=DirectSoftplus, partition=FLOW),
+    "running statistics": functools.partial(
+        NormalizingFlow, flow="realnvp", num_layers=2, hidden_features=8, batch_norm=True
+    ),
+    "probes": functools.partial(
+        ConvexPotentialFlow, network=SMALL, parameterization=DirectSoftplus, num_blocks=1, logdet="stochastic"
+    ),
+    "batch before": functools.partial(ConvexPotentialFlow, network=SMALL, parameterization=IndependentBatch),
+}
+
+
+@pytest.mark.filterwarnings("ignore:FlowImportance", "ignore:Langevin")
+@pytest.mark.parametrize("averaging", [False, True], ids=["plain", "averaged"])
+@pytest.mark.parametrize("kind", MOVED)
+def test_what_an_interrupted_step_has_moved_is_put_back(tmp_path: Path, kind: str, averaging: bool) -> None:
+    """Chains, generators and statistics that move in a forward, in the second batch of an accumulated step."""
+    settings: dict[str, Any] = {
+        "two_columns": MOVED[kind],
+        "averaging": averaging,
+        "limit_val_batches": 0,
+        "accumulate_grad_batches": 2,
+        "max_epochs": 2 * STEPS // EPOCH,
+    }
+    whole = run(tmp_path / "whole", "", 16 * EPOCH, **settings)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit):
+        watch = [Interrupt("on_before_optimizer_step", 7), LastCheckpoint(str(tmp_path / "cut"))]
+        run(tmp_path / "cut", "", 16 * EPOCH, watch=watch, **settings)
+    signal.signal(signal.SIGINT, handler)
+    resumed = run(tmp_path / "resumed", "", 16 * EPOCH, tmp_path / "cut" / "exception.ckpt", **settings)
     assert_equal(whole, resumed)
 
 

@@ -20,7 +20,7 @@ from lightning_lift.modules.checkpoint_files import write_whole_files
 from lightning_lift.modules.checkpoints import StoredModule
 from lightning_lift.modules.divergence import DivergenceError, has_diverged, largest_weight
 from lightning_lift.modules.factories import factory
-from lightning_lift.modules.loops import settle_loops
+from lightning_lift.modules.loops import forward_state, settle_loops
 from lightning_lift.modules.schedules import renew_schedule
 
 _LAG = 50  # batches between two looks at the losses where a look waits for a device or for other processes
@@ -72,6 +72,7 @@ class FittedModule(StoredModule):
         self._judged = False  # whether a divergence ends the fit
         self._start_size, self._began = math.inf, 0.0  # largest weight and time at the start of training
         self._losses: list[tuple[int, float, Tensor]] = []  # step, rate and loss, not yet looked at
+        self._before: tuple[int, dict[str, Any]] | None = None  # see ``settle_loops``
 
     def configure_optimizers(self) -> Any:
         """The optimizer over all parameters, and the scheduler."""
@@ -127,7 +128,7 @@ class FittedModule(StoredModule):
 
     def teardown(self, stage: str) -> None:
         """Nothing was interrupted."""
-        self._modes = []
+        self._modes, self._before = [], None
 
     # -- divergence ---------------------------------------------------------------------------------------------------
 
@@ -218,12 +219,23 @@ class FittedModule(StoredModule):
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Keep what the forwards of this optimizer step may move, for a checkpoint that is written before its end.
+
+        Args:
+            batch: of the data module.
+            batch_idx: within the epoch.
+        """
+        if self.automatic_optimization and batch_idx % self.trainer.accumulate_grad_batches == 0:
+            done = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed
+            self._before = done, forward_state(self)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stamp version and format; refuse to write diverged weights while training goes on."""
         super().on_save_checkpoint(checkpoint)
         trainer = self._trainer
         if trainer is not None:
-            settle_loops(checkpoint, trainer)
+            settle_loops(checkpoint, trainer, self._before)
         if self._judged and trainer is not None and trainer.state.fn == "fit" and trainer.state.status == "running":
             self._judge_metrics()
             if not math.isfinite(largest_weight(self)):

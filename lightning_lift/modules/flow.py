@@ -307,6 +307,7 @@ class ConvexPotentialFlow(DensityModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Start the ActNorms where there are no calibration rows: from the first batch of all processes together."""
+        super().on_train_batch_start(batch, batch_idx)
         if not self._started and isinstance(batch, Tensor):
             self.start_actnorms(torch.as_tensor(self.all_gather(batch)).reshape(-1, self.dim))
 
