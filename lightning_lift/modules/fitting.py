@@ -227,8 +227,8 @@ class FittedModule(StoredModule):
             batch_idx: within the epoch.
         """
         if self.automatic_optimization and batch_idx % self.trainer.accumulate_grad_batches == 0:
-            done = self.trainer.fit_loop.epoch_loop.batch_progress.total.processed
-            self._before = done, forward_state(self)
+            progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
+            self._before = progress.total.processed, forward_state(self)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stamp version and format; refuse to write diverged weights while training goes on."""
