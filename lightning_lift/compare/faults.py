@@ -13,28 +13,17 @@ _NO_FILES = "too many files are open: raise the limit (ulimit -n) or give fewer 
 _NO_DEVICE = "the accelerator cannot be used: see whether it is free and whole, or give --trainer.accelerator cpu"
 _KILLED = "a process that loads data was ended, mostly for want of memory: give fewer --jobs or data.num_workers"
 _NUMBERS = {
-    errno.ENOMEM: _NO_MEMORY,
-    errno.ENOSPC: _NO_SPACE,
-    errno.EDQUOT: _NO_SPACE,
-    errno.EMFILE: _NO_FILES,
-    errno.ENFILE: _NO_FILES,
+    _NO_MEMORY: (errno.ENOMEM,),
+    _NO_SPACE: (errno.ENOSPC, errno.EDQUOT),
+    _NO_FILES: (errno.EMFILE, errno.ENFILE),
 }
 # Libraries in C++ say these things in a RuntimeError, which by itself may be anything.
 _TEXTS = {
-    "out of memory": _NO_MEMORY,
-    "allocate memory": _NO_MEMORY,
-    "not enough memory": _NO_MEMORY,
-    "bad_alloc": _NO_MEMORY,
-    "alloc_failed": _NO_MEMORY,
-    "no space left on device": _NO_SPACE,
-    "disk quota exceeded": _NO_SPACE,
-    "pytorchstreamwriter failed": _NO_SPACE,
-    "too many open files": _NO_FILES,
-    "busy or unavailable": _NO_DEVICE,
-    "no cuda-capable device": _NO_DEVICE,
-    "no nvidia driver": _NO_DEVICE,
-    "uncorrectable ecc": _NO_DEVICE,
-    "dataloader worker (pid": _KILLED,
+    _NO_MEMORY: ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "alloc_failed"),
+    _NO_SPACE: ("no space left on device", "disk quota exceeded", "pytorchstreamwriter failed"),
+    _NO_FILES: ("too many open files",),
+    _NO_DEVICE: ("busy or unavailable", "no cuda-capable device", "no nvidia driver", "uncorrectable ecc"),
+    _KILLED: ("dataloader worker (pid",),
 }
 _SIGNALS = {
     signal.SIGKILL: "the system does so when memory runs out: give fewer --jobs",
@@ -107,8 +96,8 @@ def _hint(error: BaseException) -> str | None:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return _NO_MEMORY
     if isinstance(error, OSError):
-        return _NUMBERS.get(error.errno or 0)
+        return next((hint for hint, numbers in _NUMBERS.items() if error.errno in numbers), None)
     if isinstance(error, RuntimeError):
         text = str(error).lower()
-        return next((hint for part, hint in _TEXTS.items() if part in text), None)
+        return next((hint for hint, parts in _TEXTS.items() if any(part in text for part in parts)), None)
     return None

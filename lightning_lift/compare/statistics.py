@@ -150,10 +150,8 @@ def signed_rank_test(differences: Sequence[float] | Array) -> tuple[float, float
     doubled = np.rint(2.0 * ranks).astype(np.int64)
     chance = np.zeros(int(doubled.sum()) + 1)
     chance[0] = 1.0
-    for rank in doubled:
-        moved = np.zeros_like(chance)
-        moved[rank:] = chance[: len(chance) - rank]
-        chance = 0.5 * (chance + moved)
+    for rank in doubled:  # the sums that would come round the end cannot be reached yet: their chance is zero
+        chance = 0.5 * (chance + np.roll(chance, rank))
     smaller = round(2.0 * min(positive, total - positive))
     return min(1.0, 2.0 * float(chance[: smaller + 1].sum())), correlation
 
@@ -178,13 +176,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Returns:
         The corrected ones, in the order given.
     """
-    tested = sorted((value, place) for place, value in enumerate(p_values) if not math.isnan(value))
-    corrected = [math.nan] * len(p_values)
-    highest = 0.0
-    for index, (value, place) in enumerate(tested):
-        highest = max(highest, min(1.0, value * (len(tested) - index)))
-        corrected[place] = highest
-    return corrected
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values)[: np.count_nonzero(~np.isnan(values))]  # NaN comes last
+    corrected = np.full(len(values), math.nan)
+    corrected[order] = np.minimum(np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1)), 1.0)
+    return [float(value) for value in corrected]
 
 
 def mean_interval(differences: Sequence[float] | Array, resamples: int = RESAMPLES) -> tuple[float, float]:

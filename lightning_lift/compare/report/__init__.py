@@ -1,6 +1,5 @@
 """The report of a comparison: a page, a Markdown file with its figures, and tables of all runs and curves."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from lightning_lift.compare.report.pages import FIGURES, to_html, to_markdown
 from lightning_lift.compare.report.sections import make_content
 from lightning_lift.files import whole_file
 
-_WHO = ("arm", "purpose", "learning_rate", "seed", "key")
+_WHO = {"arm": "str", "purpose": "str", "learning_rate": "float64", "seed": "int64", "key": "str"}
 
 
 def write_report(directory: Path, settings: Mapping[str, Any], records: Sequence[RunRecord]) -> list[Path]:
@@ -30,25 +29,24 @@ def write_report(directory: Path, settings: Mapping[str, Any], records: Sequence
         The files, the page first.
     """
     content = make_content(settings, records)
-    written = [_write_text(directory / "report.html", to_html(content))]
-    written.append(_write_text(directory / "report.md", to_markdown(content)))
     runs, curves = runs_frame(records), curves_frame(records)
-    written.append(_write_text(directory / "runs.csv", runs.to_csv(index=False)))
-    for name, frame in (("runs", runs), ("curves", curves)):
-        with whole_file(directory / f"{name}.parquet") as temporary:
-            frame.to_parquet(temporary, index=False)
-        written.append(directory / f"{name}.parquet")
-    # Figures of an earlier report, of metrics that are no more, would be taken for this one's.
-    kept = {f"{picture.name}.{kind}" for picture in content.pictures for kind in ("png", "svg")}
-    for path in (directory / FIGURES).glob("*.*") if (directory / FIGURES).is_dir() else ():
-        if path.suffix in (".png", ".svg") and path.name not in kept:
-            path.unlink()
+    files: dict[str, str | bytes] = {
+        "report.html": to_html(content),
+        "report.md": to_markdown(content),
+        "runs.csv": runs.to_csv(index=False),
+        "runs.parquet": runs.to_parquet(index=False),
+        "curves.parquet": curves.to_parquet(index=False),
+    }
     for picture in content.pictures:
-        with whole_file(directory / FIGURES / f"{picture.name}.png") as temporary:
-            temporary.write_bytes(picture.png)
-        written.append(directory / FIGURES / f"{picture.name}.png")
-        written.append(_write_text(directory / FIGURES / f"{picture.name}.svg", picture.svg))
-    return written
+        files |= {f"{FIGURES}/{picture.name}.png": picture.png, f"{FIGURES}/{picture.name}.svg": picture.svg}
+    # Figures of an earlier report, of metrics that are no more, would be taken for this one's.
+    for path in [*(directory / FIGURES).glob("*.png"), *(directory / FIGURES).glob("*.svg")]:
+        if f"{FIGURES}/{path.name}" not in files:
+            path.unlink()
+    for name, data in files.items():
+        with whole_file(directory / name) as temporary:
+            temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+    return [directory / name for name in files]
 
 
 def runs_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
@@ -70,11 +68,8 @@ def runs_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
         row |= {f"checkpoint/{name}": value for name, value in record.checkpoints.items()}
         rows.append(row)
     frame = pd.DataFrame(rows, columns=None if rows else [*columns, *hashes])
-    frame["learning_rate"] = frame["learning_rate"].astype(
-        "float64"
-    )  # None, of all rows, is of no type that files have
-    frame["error"] = frame["error"].astype("string")
-    return frame
+    # None, of all rows, is of no type that files have.
+    return frame.astype({"learning_rate": "float64", "error": "string"})
 
 
 def curves_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
@@ -86,25 +81,15 @@ def curves_frame(records: Sequence[RunRecord]) -> pd.DataFrame:
     Raises:
         ValueError: the curves of a record are not equally long.
     """
-    names = list(dict.fromkeys(name for record in records for name in record.curves))
-    columns: dict[str, list[Any]] = {name: [] for name in dict.fromkeys([*_WHO, "step", *names])}
+    rows = []
     for record in records:
         lengths = {name: len(curve) for name, curve in record.curves.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(
                 f"the curves of {record.key} are not equally long ({lengths}): delete its record and run it again."
             )
-        points = len(record.curves.get("step", ()))
-        for name in _WHO:
-            columns[name] += [getattr(record, name)] * points
-        for name in names:
-            columns[name] += record.curves.get(name, [math.nan] * points) if points else []
-    frame = pd.DataFrame(columns)
-    kinds = {name: "float64" for name in ["learning_rate", *names]} | {"step": "int64"}
-    return frame.astype(kinds)
-
-
-def _write_text(path: Path, text: str) -> Path:
-    with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return path
+        who = {name: getattr(record, name) for name in _WHO}
+        points = zip(*record.curves.values(), strict=True)
+        rows += [who | dict(zip(record.curves, point, strict=True)) for point in points]
+    frame = pd.DataFrame(rows, columns=None if rows else [*_WHO, "step"])
+    return frame.astype(dict.fromkeys(frame.columns, "float64") | _WHO | {"step": "int64"})

@@ -3,8 +3,10 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import pandas as pd
 
 from lightning_lift.compare.report.formatting import number, p_text
 from lightning_lift.compare.report.results import ArmRuns, Comparison
@@ -104,7 +106,7 @@ def fairness(comparison: Comparison) -> Fairness:
     if len(arms) < 2:
         return found
     networks = {arm.label: _network(arm) for arm in arms}
-    usual = Counter(networks.values()).most_common(1)[0][0]
+    usual = _most_common(networks.values())
     other = [arm for arm in arms if networks[arm.label] != usual]
     if other:
         found.notes.append(
@@ -135,33 +137,33 @@ def missing_runs(comparison: Comparison) -> list[str]:
 
 
 def _compare(found: Fairness, arms: Sequence[ArmRuns], attribute: str, what: str, fault: str) -> None:
-    seeds = sorted({seed for arm in arms for seed in arm.finals})
-    differing: dict[str, list[int]] = {}
-    checked = unknown = 0
-    for seed in seeds:
-        hashes = {arm.label: str(getattr(arm.finals[seed], attribute)) for arm in arms if seed in arm.finals}
-        known = {label: value for label, value in hashes.items() if value}
-        unknown += len(known) < len(hashes)
-        checked += len(known) > 1
-        usual = Counter(known.values()).most_common(1)[0][0] if known else ""
-        for label, value in known.items():
-            if value != usual:
-                differing.setdefault(label, []).append(seed)
-    for label, where in differing.items():
-        others = [arm.label for arm in arms if arm.label not in differing]
-        against = f" from {', '.join(others)}" if others else ""
+    # A column an arm, a row a seed; what is missing is a run that is not there, what is empty one without a hash.
+    hashes = pd.DataFrame({arm.label: {s: getattr(r, attribute) for s, r in arm.finals.items()} for arm in arms})
+    known = hashes[hashes != ""]
+    usual = known.apply(lambda row: _most_common(row.dropna()), axis="columns")
+    other = known.notna() & known.ne(usual, axis="index")
+    differing = other.sum()[other.any()]
+    others = [arm.label for arm in arms if arm.label not in differing]
+    against = f" from {', '.join(others)}" if others else ""
+    for label, count in differing.items():
         found.faults.append(
-            f"{label} differs{against} in its {what} in {len(where)} of {len(seeds)} seeds: {fault}, so the pairs of "
+            f"{label} differs{against} in its {what} in {count} of {len(hashes)} seeds: {fault}, so the pairs of "
             "these seeds are no pairs."
         )
-    if checked and not differing:
+    checked = int((known.count(axis="columns") > 1).sum())
+    if checked and differing.empty:
         found.notes.append(
             f"Checked: the arms {_listed(arms)} have the same {what} in each of {checked} seeds, by hash."
         )
-    if unknown:
+    if unknown := int((hashes == "").any(axis="columns").sum()):
         found.notes.append(
-            f"The {what} could not be checked in {unknown} of {len(seeds)} seeds: a run has no hash of it."
+            f"The {what} could not be checked in {unknown} of {len(hashes)} seeds: a run has no hash of it."
         )
+
+
+def _most_common(texts: Iterable[str]) -> str:
+    """The first of those that occur most often; empty without any."""
+    return next((text for text, _ in Counter(texts).most_common(1)), "")
 
 
 def _listed(arms: Sequence[ArmRuns]) -> str:

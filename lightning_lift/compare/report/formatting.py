@@ -219,3 +219,7 @@ def trainer_text(config: Mapping[str, Any]) -> str:
     trainer = config.get("trainer") or {}
     said = {key: trainer[key] for key in _TRAINING if trainer.get(key) not in (None, [], {}, False)}
     return ", ".join(f"{key}={plain(value)}" for key, value in said.items()) or NONE
+
+
+# What arms mostly share, each with the text of it.
+SHARED = {"network": network_text, "data": data_text, "optimizer": optimizer_text, "trainer": trainer_text}

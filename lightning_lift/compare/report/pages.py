@@ -1,7 +1,9 @@
 """The report as one page that stands alone (no script, nothing fetched, figures in it), and as Markdown."""
 
 import base64
+import itertools
 import re
+from collections.abc import Sequence
 from html import escape
 
 from lightning_lift.compare.report.figures import DPI, Picture
@@ -62,7 +64,7 @@ def to_html(content: Content) -> str:
     """
     links = "".join(f'<a href="#{escape(one.name)}">{escape(one.title)}</a>' for one in content.sections)
     body = "\n".join(
-        f'<section id="{escape(one.name)}"><h2>{escape(one.title)}</h2>\n{_blocks(list(one.blocks))}</section>'
+        f'<section id="{escape(one.name)}"><h2>{escape(one.title)}</h2>\n{_blocks(one.blocks)}</section>'
         for one in content.sections
     )
     # The empty icon keeps a browser from asking the server for one.
@@ -87,24 +89,16 @@ def to_html(content: Content) -> str:
 """
 
 
-def _blocks(blocks: list[Block]) -> str:
+def _blocks(blocks: Sequence[Block]) -> str:
     """Neighbouring pictures share a row where the window is wide enough."""
     parts: list[str] = []
-    row: list[str] = []
-    for block in blocks:
-        if isinstance(block, Picture):
-            row.append(_picture(block))
-            continue
-        if row:
-            parts.append(f'<div class="figures">{"".join(row)}</div>')
-            row = []
-        parts.append(_block(block))
-    if row:
-        parts.append(f'<div class="figures">{"".join(row)}</div>')
+    for in_row, run in itertools.groupby(blocks, lambda block: isinstance(block, Picture)):
+        pieces = [_block(block) for block in run]
+        parts += [f'<div class="figures">{"".join(pieces)}</div>'] if in_row else pieces
     return "\n".join(parts) + "\n"
 
 
-def _block(block: Text | Listing | Verbatim | Table) -> str:
+def _block(block: Block) -> str:
     if isinstance(block, Text):
         # Not by colour alone: the word stands there too.
         return (
@@ -116,7 +110,7 @@ def _block(block: Text | Listing | Verbatim | Table) -> str:
         return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in block.items) + "</ul>"
     if isinstance(block, Verbatim):
         return f"<details><summary>{escape(block.title)}</summary><pre>{escape(block.text)}</pre></details>"
-    return _table(block)
+    return _picture(block) if isinstance(block, Picture) else _table(block)
 
 
 def _table(table: Table) -> str:

@@ -112,7 +112,7 @@ def make_content(settings: Mapping[str, Any], records: Sequence[RunRecord]) -> C
         ("cost", "Outcomes and cost", _cost(comparison)),
         ("diagnostics", "Diagnostics by arm", _diagnostics(comparison)),
         ("details", "Details", _details(comparison)),
-        ("reading", "How the numbers are made", [Listing(_READING)]),
+        ("reading", "How the numbers are made", [Listing([" ".join(text.split()) for text in _READING.split("\n\n")])]),
     ]
     sections = [Section(link, head, [block for block in blocks if block is not None]) for link, head, blocks in parts]
     title = f"Comparison of parameterizations{': ' + name if name else ''}"
@@ -319,22 +319,27 @@ DIAGNOSTICS = {
     "latent/step": "How far one optimizer step moves the latent of one fixed batch: root mean square over its numbers.",
 }
 
-_READING = (
-    "Mean ± s.e.: mean over the finished runs and its standard error, the standard deviation (n - 1) over the root of "
-    "n. Quartiles are the 25 % and 75 % points.",
-    "Best is the checkpoint with the lowest monitored validation metric, last is the one after the last step; both are "
-    "tested on the test split.",
-    "Differences are taken within a seed, first arm minus second. Seeds in which a run of either arm diverged or "
-    "failed have none: they are left out there, and count as a loss of that arm in the win rate (a tie if neither "
-    "finished).",
-    "The 95 % interval is of the mean difference: 9,999 bootstrap samples over seeds, bias-corrected and accelerated, "
-    "with a fixed seed. With fewer than about ten seeds such intervals are too narrow.",
-    "The median shift is the Hodges-Lehmann estimate: the median of the means of all pairs of differences. Rank "
-    "biserial is (W+ - W-) / (W+ + W-): -1 where the first arm is lower in every seed, 1 where it is higher in "
-    "every one.",
-    "p is of the two-sided Wilcoxon signed-rank test, counted out exactly up to 200 differences, ties included; zero "
-    "differences are left out of it, and where all are zero p is 1. Holm p is corrected for all pairs of arms within "
-    f"one table, not across tables. A difference is claimed where Holm p is at most {LEVEL:g}.",
-    f"With n seeds no p-value is below 2 / 2^n (n = 5: {smallest_p_value(5):.3g}; n = 8: {smallest_p_value(8):.2g}).",
-    "No difference found is not the same as no difference.",
-)
+_READING = f"""
+Mean ± s.e.: mean over the finished runs and its standard error, the standard deviation (n - 1) over the root of n.
+Quartiles are the 25 % and 75 % points.
+
+Best is the checkpoint with the lowest monitored validation metric, last is the one after the last step; both are tested
+on the test split.
+
+Differences are taken within a seed, first arm minus second. Seeds in which a run of either arm diverged or failed have
+none: they are left out there, and count as a loss of that arm in the win rate (a tie if neither finished).
+
+The 95 % interval is of the mean difference: 9,999 bootstrap samples over seeds, bias-corrected and accelerated, with a
+fixed seed. With fewer than about ten seeds such intervals are too narrow.
+
+The median shift is the Hodges-Lehmann estimate: the median of the means of all pairs of differences. Rank biserial is
+(W+ - W-) / (W+ + W-): -1 where the first arm is lower in every seed, 1 where it is higher in every one.
+
+p is of the two-sided Wilcoxon signed-rank test, counted out exactly up to 200 differences, ties included; zero
+differences are left out of it, and where all are zero p is 1. Holm p is corrected for all pairs of arms within one
+table, not across tables. A difference is claimed where Holm p is at most {LEVEL:g}.
+
+With n seeds no p-value is below 2 / 2^n (n = 5: {smallest_p_value(5):.3g}; n = 8: {smallest_p_value(8):.2g}).
+
+No difference found is not the same as no difference.
+"""

@@ -5,22 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_lift.compare.report.formatting import (
-    NONE,
-    capital,
-    class_and_arguments,
-    data_text,
-    network_text,
-    number,
-    optimizer_text,
-    p_text,
-    plain_name,
-    ranges,
-    rate_text,
-    trainer_text,
-    whole_numbers,
-    with_error,
-)
+from lightning_lift.compare.report import formatting
 from lightning_lift.compare.report.results import ArmRuns, Axis, Checkpoint, Comparison, lower_is_better
 from lightning_lift.compare.statistics import Description, PairedDifference, describe
 from lightning_lift.compare.tuning import by_rate
@@ -62,12 +47,12 @@ def arms_table(comparison: Comparison) -> Table:
     """What each arm is."""
 
     def cells(arm: ArmRuns) -> dict[str, str]:
-        name, arguments = class_and_arguments(arm.example.config, "parameterization")
+        name, arguments = formatting.class_and_arguments(arm.example.config, "parameterization")
         return {
             "parameterization": name,
             "arguments": arguments,
-            "learning rate": ", ".join(sorted(map(rate_text, arm.rates))) or NONE,
-            "trained parameters": whole_numbers([arm.example.num_parameters]),
+            "learning rate": ", ".join(sorted(map(formatting.rate_text, arm.rates))) or formatting.NONE,
+            "trained parameters": formatting.whole_numbers([arm.example.num_parameters]),
         }
 
     return _by_arm("Arms", comparison, cells)
@@ -75,18 +60,17 @@ def arms_table(comparison: Comparison) -> Table:
 
 def common_table(comparison: Comparison) -> Table:
     """Network, data, training and budget: one line where all arms agree, else one an arm."""
-    parts = {"network": network_text, "data": data_text, "optimizer": optimizer_text, "trainer": trainer_text}
     rows: list[list[str]] = []
-    for part, text in parts.items():
+    for part, text in formatting.SHARED.items():
         by_arm = {arm.label: text(arm.example.config) for arm in comparison.arms if arm.example.config}
         if len(set(by_arm.values())) == 1:
             rows.append([part, next(iter(by_arm.values()))])
         else:
             rows += [[f"{part} ({label})", described] for label, described in by_arm.items()]
     seeds = comparison.seeds
-    rows.append(["steps", whole_numbers(record.steps for record in comparison.finals)])
-    rows.append(["seeds", f"{len(seeds)} ({ranges(seeds)})" if seeds else NONE])
-    rows.append(["engine", ", ".join(sorted({record.engine for record in comparison.finals})) or NONE])
+    rows.append(["steps", formatting.whole_numbers(record.steps for record in comparison.finals)])
+    rows.append(["seeds", f"{len(seeds)} ({formatting.ranges(seeds)})" if seeds else formatting.NONE])
+    rows.append(["engine", ", ".join(sorted({record.engine for record in comparison.finals})) or formatting.NONE])
     return Table("What all arms share", ["", "setting"], rows)
 
 
@@ -98,7 +82,12 @@ def results_table(comparison: Comparison, metric: str) -> Table:
         return {"runs": f"{best.count} of {len(arm.finals)}", **_described("best", best), **_described("last", last)}
 
     better = "lower" if lower_is_better(metric) else "higher"
-    return _by_arm(capital(plain_name(metric)), comparison, cells, f"The {better} the better. Finished runs only.")
+    return _by_arm(
+        formatting.capital(formatting.plain_name(metric)),
+        comparison,
+        cells,
+        f"The {better} the better. Finished runs only.",
+    )
 
 
 def within_table(comparison: Comparison, axis: Axis) -> Table:
@@ -109,12 +98,12 @@ def within_table(comparison: Comparison, axis: Axis) -> Table:
         described = {metric: describe(list(own[arm.label].values())) for metric, own in values.items()}
         found = {"runs": f"{max(one.count for one in described.values())} of {len(arm.finals)}"}
         for metric, one in described.items():
-            found |= _described(plain_name(metric), one)
+            found |= _described(formatting.plain_name(metric), one)
         return found
 
     limit = comparison.common_limit[axis]
-    reached = f"{int(limit):,} steps" if axis == "steps" else f"{number(limit)} s of training"
-    note = f"At the evaluation with the lowest {plain_name(comparison.monitor)} up to then."
+    reached = f"{int(limit):,} steps" if axis == "steps" else f"{formatting.number(limit)} s of training"
+    note = f"At the evaluation with the lowest {formatting.plain_name(comparison.monitor)} up to then."
     return _by_arm(f"Validation after {reached}", comparison, cells, note)
 
 
@@ -124,15 +113,17 @@ def differences_table(title: str, comparisons: Sequence[PairedDifference]) -> Ta
         {
             "pair": f"{one.first} − {one.second}",  # noqa: RUF001 - a minus sign
             "pairs": str(one.pairs) + (f" (+{one.unfinished})" if one.unfinished else ""),
-            "mean difference": number(one.mean),
-            "95 % interval": f"{number(one.low)} to {number(one.high)}" if math.isfinite(one.low) else NONE,
-            "median shift": number(one.shift),
-            "rank biserial": number(one.rank_biserial, 2),
-            "p": p_text(one.p_value),
-            "Holm p": p_text(one.p_holm),
+            "mean difference": formatting.number(one.mean),
+            "95 % interval": f"{formatting.number(one.low)} to {formatting.number(one.high)}"
+            if math.isfinite(one.low)
+            else formatting.NONE,
+            "median shift": formatting.number(one.shift),
+            "rank biserial": formatting.number(one.rank_biserial, 2),
+            "p": formatting.p_text(one.p_value),
+            "Holm p": formatting.p_text(one.p_holm),
             "first wins (win/tie/loss)": f"{100.0 * one.win_rate:.0f} % ({one.wins}/{one.ties}/{one.losses})"
             if one.pairs or one.unfinished
-            else NONE,
+            else formatting.NONE,
         }
         for one in comparisons
     ]
@@ -159,7 +150,10 @@ def errors_table(comparison: Comparison) -> Table | None:
         if record.outcome != "finished":
             error = (record.error or "").strip() or "the loss or a metric is not finite"
             found[record.arm, record.purpose, record.outcome, error.splitlines()[0]].add(record.seed)
-    rows = [[arm, purpose, end, ranges(sorted(seeds)), error] for (arm, purpose, end, error), seeds in found.items()]
+    rows = [
+        [arm, purpose, end, formatting.ranges(sorted(seeds)), error]
+        for (arm, purpose, end, error), seeds in found.items()
+    ]
     return Table("Runs that did not finish", ["arm", "purpose", "outcome", "seeds", "error"], rows) if rows else None
 
 
@@ -168,8 +162,8 @@ def tuning_table(comparison: Comparison) -> Table:
     rows = [
         {
             "arm": arm.label,
-            "learning rate": rate_text(rate),
-            f"best {plain_name(comparison.monitor)}: mean ± s.e.": _mean(describe(values)),
+            "learning rate": formatting.rate_text(rate),
+            f"best {formatting.plain_name(comparison.monitor)}: mean ± s.e.": _mean(describe(values)),
             "finished": f"{describe(values).count} of {len(values)}",
             "": "chosen" if rate in arm.rates else "",
         }
@@ -195,13 +189,13 @@ def cost_table(comparison: Comparison) -> Table:
         }
         over_rate = [step / (arm.finished[seed].learning_rate or math.nan) for seed, step in latent.items()]
         return {
-            "a training step": number(1000.0 * seconds, unit=" ms"),
-            "times the cheapest": number(seconds / cheapest, 2),
+            "a training step": formatting.number(1000.0 * seconds, unit=" ms"),
+            "times the cheapest": formatting.number(seconds / cheapest, 2),
             "measured": source,
-            "training time of a run": number(whole, unit=" s"),
-            "trained parameters": whole_numbers(record.num_parameters for record in arm.finals.values()),
-            "latent step at the first evaluation": number(describe(list(latent.values())).median),
-            "over the learning rate": number(describe(over_rate).median),
+            "training time of a run": formatting.number(whole, unit=" s"),
+            "trained parameters": formatting.whole_numbers(record.num_parameters for record in arm.finals.values()),
+            "latent step at the first evaluation": formatting.number(describe(list(latent.values())).median),
+            "over the learning rate": formatting.number(describe(over_rate).median),
         }
 
     return _by_arm("Cost", comparison, cells)
@@ -231,7 +225,7 @@ _POINTS: tuple[Checkpoint, Checkpoint] = ("best", "last")
 
 
 def _mean(found: Description) -> str:
-    return with_error(found.mean, found.standard_error)
+    return formatting.with_error(found.mean, found.standard_error)
 
 
 def _described(name: str, found: Description) -> dict[str, str]:
@@ -240,6 +234,8 @@ def _described(name: str, found: Description) -> dict[str, str]:
     size = max(abs(found.low_quartile), abs(found.high_quartile))
     spread = found.high_quartile - found.low_quartile
     digits = 3 if not spread > 1e-12 * size else min(9, 3 + math.floor(math.log10(size / spread)))
-    median, low, high = (number(one, digits) for one in (found.median, found.low_quartile, found.high_quartile))
-    quartiles = f"{median} [{low}, {high}]" if found.count else NONE
+    median, low, high = (
+        formatting.number(one, digits) for one in (found.median, found.low_quartile, found.high_quartile)
+    )
+    quartiles = f"{median} [{low}, {high}]" if found.count else formatting.NONE
     return {f"{name}: mean ± s.e.": _mean(found), f"{name}: median [quartiles]": quartiles}
