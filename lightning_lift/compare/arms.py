@@ -93,59 +93,45 @@ def parse_arm(arm: str | Mapping[str, Any]) -> Arm:
     Raises:
         ValueError: a name or an argument that is not known, or a value that does not fit.
     """
-    return _from_mapping(arm) if isinstance(arm, Mapping) else _from_text(arm)
+    if isinstance(arm, str):
+        return _checked(arm, _read(arm))
+    known = ("label", "class_path", "init_args", "network", "callbacks", _MATCH)
+    unknown = sorted(set(arm) - set(known))
+    if unknown or "class_path" not in arm:
+        wrong = f"{unknown[0]!r} is not known" if unknown else "class_path is missing"
+        raise ValueError(f"arm {dict(arm)}: {wrong}; an arm may have {', '.join(known)}.")
+    return _checked(str(arm["class_path"]), arm)
 
 
-def _from_text(text: str) -> Arm:
+def _read(text: str) -> dict[str, Any]:
+    """The mapping that says the same as a text."""
     head, *pieces = _split(text.strip(), ":")
     label, _, name = head.rpartition("=")
     if not name:
         raise ValueError(f"arm {text!r} names no parameterization; write [LABEL=]NAME[:key=value...].")
     init_args: dict[str, Any] = {}
     network: dict[str, Any] = {}
-    match: Arm | None = None
+    match: str | None = None
     for piece in pieces:
         key, equals, value = (part.strip() for part in piece.partition("="))
         if not equals or not key:
             raise ValueError(f"arm {text!r}: {piece!r} is no key=value; write [LABEL=]NAME[:key=value...].")
         if key == _MATCH:
-            match = parse_arm(value[1:-1] if value.startswith("(") and value.endswith(")") else value)
+            match = value[1:-1] if value.startswith("(") and value.endswith(")") else value
         elif key.startswith(_NETWORK):
             network[key.removeprefix(_NETWORK)] = _value(text, key, value)
         else:
             init_args[key] = _value(text, key, value)
-    return _checked(text, label.strip() or text.strip(), name.strip(), init_args, network, (), match)
+    arm = {"label": label.strip() or text.strip(), "class_path": name.strip(), "init_args": init_args}
+    return arm | {"network": network, _MATCH: match}
 
 
-def _from_mapping(arm: Mapping[str, Any]) -> Arm:
-    known = ("label", "class_path", "init_args", "network", "callbacks", _MATCH)
-    unknown = sorted(set(arm) - set(known))
-    if unknown or "class_path" not in arm:
-        wrong = f"{unknown[0]!r} is not known" if unknown else "class_path is missing"
-        raise ValueError(f"arm {dict(arm)}: {wrong}; an arm may have {', '.join(known)}.")
+def _checked(text: str, arm: Mapping[str, Any]) -> Arm:
+    """The arm of a mapping; ``text`` names it where something is wrong."""
     name = str(arm["class_path"])
-    match = arm.get(_MATCH)
+    init_args, network = (dict(arm.get(part) or {}) for part in ("init_args", "network"))
     callbacks = tuple({"class_path": c} if isinstance(c, str) else dict(c) for c in arm.get("callbacks") or ())
-    return _checked(
-        name,
-        str(arm.get("label") or name),
-        name,
-        dict(arm.get("init_args") or {}),
-        dict(arm.get("network") or {}),
-        callbacks,
-        None if match is None else parse_arm(match),
-    )
-
-
-def _checked(
-    text: str,
-    label: str,
-    name: str,
-    init_args: dict[str, Any],
-    network: dict[str, Any],
-    callbacks: tuple[dict[str, Any], ...],
-    match: Arm | None,
-) -> Arm:
+    match = None if arm.get(_MATCH) is None else parse_arm(arm[_MATCH])
     cls = _parameterization(text, name)
     accepted = arguments_of(cls)
     parser = ArgumentParser(exit_on_error=False)
@@ -166,7 +152,7 @@ def _checked(
     if match is not None and "widths" in network:
         raise ValueError(f"arm {text!r}: {_MATCH} chooses the widths; leave network.widths out.")
     settings = {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": init_args}
-    return Arm(label, settings, network, callbacks, match)
+    return Arm(str(arm.get("label") or name), settings, network, callbacks, match)
 
 
 def _parameterization(text: str, name: str) -> type[Parameterization]:

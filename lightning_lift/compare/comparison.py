@@ -190,12 +190,9 @@ class PairedComparison:
         return [run.record for run in known if run.record is not None]
 
     def _stage_specs(self, stage: Stage) -> list[RunSpec] | None:
-        if stage not in self._specs:
-            specs = self._new_specs(stage)
-            if specs is None:
-                return None
+        if stage not in self._specs and (specs := self._new_specs(stage)) is not None:
             self._specs[stage] = specs
-        return self._specs[stage]
+        return self._specs.get(stage)
 
     def _new_specs(self, stage: Stage) -> list[RunSpec] | None:
         if stage == "timing":

@@ -270,17 +270,14 @@ def _compare(
     resamples: int,
 ) -> PairedDifference:
     one, two = numbers
+    bad, other = unfinished
     seeds = sorted(one.keys() & two.keys())
     differences = np.asarray([one[seed] - two[seed] for seed in seeds], dtype=np.float64)
     p_value, correlation = signed_rank_test(differences) if seeds else (math.nan, math.nan)
     low, high = mean_interval(differences, resamples)
-    lower, higher = int((differences < 0.0).sum()), int((differences > 0.0).sum())
+    lower, zeros, higher = (int((np.sign(differences) == sign).sum()) for sign in (-1, 0, 1))
     wins, losses = (lower, higher) if lower_is_better else (higher, lower)
-    lost, won, both = (
-        len(unfinished[0] & two.keys()),
-        len(unfinished[1] & one.keys()),
-        len(unfinished[0] & unfinished[1]),
-    )
+    lost, won, both = len(bad & two.keys()), len(other & one.keys()), len(bad & other)
     return PairedDifference(
         first=arms[0],
         second=arms[1],
@@ -291,11 +288,11 @@ def _compare(
         high=high,
         shift=hodges_lehmann(differences),
         rank_biserial=correlation,
-        zeros=int((differences == 0.0).sum()),
+        zeros=zeros,
         p_value=p_value,
         p_holm=math.nan,
         smallest_p=1.0,
         wins=wins + won,
-        ties=int((differences == 0.0).sum()) + both,
+        ties=zeros + both,
         losses=losses + lost,
     )

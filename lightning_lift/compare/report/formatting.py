@@ -180,13 +180,13 @@ def plain(value: Any) -> str:
     return json.dumps(value, default=str, sort_keys=True).replace("null", "None")
 
 
-def _joined(named: tuple[str, str]) -> str:
-    return f"{named[0]}({named[1]})"
+def _joined(setting: Any) -> str:
+    return "{}({})".format(*_named(setting))
 
 
 def network_text(config: Mapping[str, Any]) -> str:
     """The network."""
-    return _joined(class_and_arguments(config, "network"))
+    return "{}({})".format(*class_and_arguments(config, "network"))
 
 
 def data_text(config: Mapping[str, Any]) -> str:
@@ -195,14 +195,14 @@ def data_text(config: Mapping[str, Any]) -> str:
     if isinstance(setting, Mapping):
         arguments = {k: v for k, v in (setting.get("init_args") or {}).items() if k != "data_seed"}
         setting = {**setting, "init_args": arguments}
-    return _joined(_named(setting))
+    return _joined(setting)
 
 
 def optimizer_text(config: Mapping[str, Any]) -> str:
     """Optimizer and scheduler, without the learning rate."""
     init_args = (config.get("model") or {}).get("init_args") or {}
-    optimizer, scheduler = (_named(_telling(init_args.get(part))) for part in ("optimizer", "lr_scheduler"))
-    return _joined(optimizer) + ("" if scheduler[0] == NONE else f", {_joined(scheduler)}")
+    optimizer, scheduler = (_telling(init_args.get(part)) for part in ("optimizer", "lr_scheduler"))
+    return _joined(optimizer) + (f", {_joined(scheduler)}" if scheduler else "")
 
 
 def _telling(setting: Any) -> Any:
