@@ -158,9 +158,6 @@ class LiftCLI(LightningCLI):
             extra.append((RichModelSummary, RichModelSummary()))
         if config["enable_checkpointing"] is not False:
             extra.append((LastCheckpoint, LastCheckpoint()))
-            for callback in callbacks:
-                if isinstance(callback, ModelCheckpoint) and not isinstance(callback, LastCheckpoint):
-                    callback.save_last = None  # it writes ``last`` only when its metric has improved
         if self.subcommand == "predict":
             extra.append((PredictionWriter, PredictionWriter()))
         callbacks += [new for kind, new in extra if not any(isinstance(old, kind) for old in callbacks)]

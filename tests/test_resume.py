@@ -167,6 +167,20 @@ def test_resumed_after_an_interruption_inside_a_batch(tmp_path: Path, arm: str, 
     assert_equal(whole, resumed)
 
 
+@pytest.mark.parametrize("hook", ["on_validation_epoch_start", "on_validation_batch_start"])
+def test_resumed_after_an_interruption_inside_a_validation(tmp_path: Path, hook: str) -> None:
+    """Averaged and trained weights have changed places by then."""
+    settings: dict[str, Any] = {"averaging": True, "val_check_interval": 2, "num_sanity_val_steps": 0}
+    whole = run(tmp_path / "whole", "pgd", 16 * EPOCH, **settings)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit):
+        watch = [Interrupt(hook, EPOCH + 2), LastCheckpoint(str(tmp_path / "cut"))]
+        run(tmp_path / "cut", "pgd", 16 * EPOCH, watch=watch, **settings)
+    signal.signal(signal.SIGINT, handler)
+    resumed = run(tmp_path / "resumed", "pgd", 16 * EPOCH, tmp_path / "cut" / "exception.ckpt", **settings)
+    assert_equal(whole, resumed)
+
+
 SMALL = functools.partial(ICNN, widths=[4], strong_convexity=0.5)
 FLOW = functools.partial(FlowImportance, num_layers=1, hidden_features=8, warm_up=5, max_flow_steps=2)
 MOVED: dict[str, Any] = {

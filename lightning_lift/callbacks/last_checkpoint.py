@@ -11,7 +11,8 @@ class LastCheckpoint(ModelCheckpoint):
 
     ``ModelCheckpoint(monitor=..., save_last=True)`` writes ``last`` only when the monitored metric has improved. An
     interruption or an error writes ``exception.ckpt`` instead, but a divergence does not. The command line adds this
-    callback to every run; in Python list it behind the checkpoints of a monitored metric.
+    callback to every run; in Python list it behind the checkpoints of a monitored metric. ``last`` is its own: it sets
+    their ``save_last`` to None.
 
     Args:
         dirpath: folder of the files; None for ``checkpoints`` in the run's folder.
@@ -19,6 +20,13 @@ class LastCheckpoint(ModelCheckpoint):
 
     def __init__(self, dirpath: str | None = None) -> None:
         super().__init__(dirpath=dirpath, save_top_k=0, save_last=True)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Leave ``last.ckpt`` to this callback alone."""
+        super().setup(trainer, pl_module, stage)
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and not isinstance(callback, LastCheckpoint):
+                callback.save_last = None
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write after a validation that closes no epoch; resuming behind one that does would miss its metrics."""

@@ -66,6 +66,7 @@ class DensityTask(OriginalUnits, TaskModule):
         Not at the end: by then weight averaging has put the trained weights back.
         """
         super().on_validation_epoch_start()
+        self.val_nll.reset()  # an interrupted evaluation leaves its own rows behind
         with self.judged():
             self.begin_evaluation("val")
             truth = self._on_truth_grid("val")
@@ -73,9 +74,28 @@ class DensityTask(OriginalUnits, TaskModule):
             self.log("val/total_variation", total_variation(*truth), prog_bar=True)
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        """Accumulate the negative log-likelihood of held-out rows."""
+        """Accumulate the negative log-likelihood of held-out rows.
+
+        Raises:
+            ValueError: during fit, a row that is not finite, or is outside of a bounded support.
+        """
+        rows = self.own_units(batch)
         with self.judged():
-            self.val_nll.update(self.log_prob_scaled(self.own_units(batch)))
+            log_prob = self.log_prob_scaled(rows)
+        if self.trainer.state.fn == "fit":
+            self._check_held_out(rows, log_prob)
+        self.val_nll.update(log_prob)
+
+    def _check_held_out(self, rows: Tensor, log_prob: Tensor) -> None:
+        low, high = self.support.to(rows)
+        outside = (log_prob == -torch.inf) & ((rows < low) | (rows > high)).any(1)
+        wrong = int((outside | ~rows.isfinite().all(1)).sum())
+        if wrong:
+            raise ValueError(
+                f"{wrong} of {len(rows)} rows of a validation batch are not finite, or outside of the data module's "
+                f"support, {low.tolist()} to {high.tolist()} in training units: val/nll is not finite whatever the "
+                "model; take these rows out, or widen the support."
+            )
 
     def on_validation_epoch_end(self) -> None:
         """Log ``val/nll``."""
@@ -85,6 +105,8 @@ class DensityTask(OriginalUnits, TaskModule):
 
     def on_test_epoch_start(self) -> None:
         """Log the distances to the truth where it is known."""
+        self.test_nll.reset()
+        self.test_nll_standard_error.reset()
         self.begin_evaluation("test")
         truth = self._on_truth_grid("test")
         if truth is not None:

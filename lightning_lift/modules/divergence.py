@@ -40,7 +40,17 @@ def has_diverged(error: Exception, module: L.LightningModule, start_size: float)
     refused = isinstance(error, RuntimeError) and is_raised_by(
         error, "lightning_lift.partition", "lightning_lift.flows"
     )
-    return refused or not largest_weight(module) <= _BLOWN_UP * max(1.0, start_size)
+    return refused or is_blown_up(module, start_size)
+
+
+def is_blown_up(module: L.LightningModule, start_size: float) -> bool:
+    """Whether weights are not finite, or have grown a thousandfold.
+
+    Args:
+        module: in training.
+        start_size: its ``largest_weight`` before the first step.
+    """
+    return not largest_weight(module) <= _BLOWN_UP * max(1.0, start_size)
 
 
 def is_raised_by(error: Exception, *packages: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.tuner.lr_finder import _LRCallback
@@ -18,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_lift.modules.checkpoint_files import write_whole_files
 from lightning_lift.modules.checkpoints import StoredModule
-from lightning_lift.modules.divergence import DivergenceError, has_diverged, largest_weight
+from lightning_lift.modules.divergence import DivergenceError, has_diverged, is_blown_up, largest_weight
 from lightning_lift.modules.factories import factory
 from lightning_lift.modules.loops import forward_state, settle_loops
 from lightning_lift.modules.schedules import renew_schedule
@@ -73,6 +74,8 @@ class FittedModule(StoredModule):
         self._start_size, self._began = math.inf, 0.0  # largest weight and time at the start of training
         self._losses: list[tuple[int, float, Tensor]] = []  # step, rate and loss, not yet looked at
         self._before: tuple[int, dict[str, Any]] | None = None  # see ``settle_loops``
+        self._batch: Any = None  # of the present training step
+        self._trained: list[Tensor] = []  # weights before a validation that has not ended, under weight averaging
 
     def configure_optimizers(self) -> Any:
         """The optimizer over all parameters, and the scheduler."""
@@ -111,6 +114,8 @@ class FittedModule(StoredModule):
     def on_validation_model_eval(self) -> None:
         """Evaluation mode, until the end."""
         self._keep_modes()
+        if any(isinstance(callback, WeightAveraging) for callback in getattr(self.trainer, "callbacks", [])):
+            self._trained = [parameter.detach().clone() for parameter in self.parameters()]
         super().on_validation_model_eval()
 
     def on_test_model_eval(self) -> None:
@@ -128,7 +133,7 @@ class FittedModule(StoredModule):
 
     def teardown(self, stage: str) -> None:
         """Nothing was interrupted."""
-        self._modes, self._before = [], None
+        self._modes, self._trained, self._before, self._batch = [], [], None, None
 
     # -- divergence ---------------------------------------------------------------------------------------------------
 
@@ -169,10 +174,18 @@ class FittedModule(StoredModule):
 
     def _judge_metrics(self) -> None:
         callbacks = getattr(self.trainer, "callbacks", [])
-        names = {"val/loss", "val/nll"} | {getattr(c, "monitor", None) for c in callbacks}
-        for name, value in self.trainer.callback_metrics.items():
-            if name in names and not math.isfinite(float(value)):
-                raise DivergenceError(self._diverged(f"{name} is {float(value)}"))
+        own = ("val/loss", "val/nll")
+        wrong = {k: float(v) for k, v in self.trainer.callback_metrics.items() if not math.isfinite(float(v))}
+        for name in [*own, *(getattr(c, "monitor", None) for c in callbacks)]:
+            if name not in wrong:
+                continue
+            what = f"{name} is {wrong[name]}"
+            if name in own or is_blown_up(self, self._start_size):
+                raise DivergenceError(self._diverged(what))
+            raise ValueError(
+                f"{what} after step {self.trainer.global_step}, and it is monitored: by it no checkpoint is the best. "
+                "The weights are finite: mend the metric, or monitor another."
+            )
 
     def _diverged(self, what: str, step: int | None = None, rate: float | None = None) -> str:
         """The sentence: what is not finite and where, what to try, and the last file with finite weights."""
@@ -182,13 +195,22 @@ class FittedModule(StoredModule):
         files = [file for folder in folders if folder for file in Path(folder).glob("*.ckpt")]
         times = {file: file.stat().st_mtime for file in files}
         since = [file for file, written in times.items() if written >= self._began]
-        last = max(since, key=times.__getitem__, default=self.trainer.ckpt_path)
+        resumed = self.trainer.ckpt_path
+        if resumed is not None and not get_filesystem(resumed).exists(str(resumed)):
+            resumed = None  # a learning-rate finder's own
+        last = max(since, key=times.__getitem__, default=resumed)
         kept = "no checkpoint was written before" if last is None else f"the last finite checkpoint is {last}"
         step = step or self.trainer.global_step
-        return (
-            f"training has diverged at step {step} (learning rate {rate:.3g}): {what}; lower the learning rate, or "
-            f"clip gradients (the trainer's gradient_clip_val); {kept}."
-        )
+        advice = "lower the learning rate, or clip gradients (the trainer's gradient_clip_val)"
+        if not self._finite_batch():
+            advice = "the batch has rows that are not finite: take them out"
+        elif step == 1 and self.trainer.training:
+            advice = "no weight has moved yet: look for rows far from all others, or mend the start of the weights"
+        return f"training has diverged at step {step} (learning rate {rate:.3g}): {what}; {advice}; {kept}."
+
+    def _finite_batch(self) -> bool:
+        parts = self._batch if isinstance(self._batch, list | tuple) else [self._batch]
+        return all(bool(part.isfinite().all()) for part in parts if isinstance(part, Tensor))
 
     @contextmanager
     def judged(self) -> Iterator[None]:
@@ -210,6 +232,7 @@ class FittedModule(StoredModule):
 
     def on_validation_end(self) -> None:
         """Raise where a metric is not finite, whether or not a checkpoint would be written."""
+        self._trained = []
         if self._judged and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
             self._judge_metrics()
 
@@ -220,12 +243,13 @@ class FittedModule(StoredModule):
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Keep what the forwards of this optimizer step may move, for a checkpoint that is written before its end.
+        """Keep the batch, and what the forwards of this optimizer step may move, for a checkpoint before its end.
 
         Args:
             batch: of the data module.
             batch_idx: within the epoch.
         """
+        self._batch = batch
         if self.automatic_optimization and batch_idx % self.trainer.accumulate_grad_batches == 0:
             progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
             self._before = progress.total.processed, forward_state(self)
@@ -236,6 +260,8 @@ class FittedModule(StoredModule):
         trainer = self._trainer
         if trainer is not None:
             settle_loops(checkpoint, trainer, self._before)
+        if not all(map(torch.equal, self._trained, self.parameters())):  # averaged weights stand in their place
+            swap_averages(checkpoint)
         if self._judged and trainer is not None and trainer.state.fn == "fit" and trainer.state.status == "running":
             self._judge_metrics()
             if not math.isfinite(largest_weight(self)):
@@ -264,3 +290,18 @@ def forget_averages(trainer: L.Trainer) -> None:
     for callback in getattr(trainer, "callbacks", []):
         if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
             callback._average_model = None
+
+
+def swap_averages(checkpoint: dict[str, Any]) -> None:
+    """Exchange trained and averaged numbers where ``WeightAveraging`` has them the wrong way round.
+
+    It does in a checkpoint that is written within a validation.
+
+    Args:
+        checkpoint: as Lightning is about to write it, changed in place.
+    """
+    averaged, trained = dict(checkpoint["state_dict"]), dict(checkpoint.get("current_model_state", {}))
+    for name in [name for name, value in trained.items() if isinstance(value, Tensor)]:
+        averaged[name], trained[name] = trained[name], averaged[name]
+    if trained:
+        checkpoint |= {"state_dict": averaged, "current_model_state": trained}

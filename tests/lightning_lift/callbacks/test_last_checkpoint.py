@@ -47,6 +47,13 @@ def test_last_holds_the_average_that_swa_leaves(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["last.ckpt"]
 
 
+@pytest.mark.parametrize("save_last", [True, "link"])
+def test_last_is_its_own_beside_another_that_would_write_it(tmp_path: Path, save_last: Any) -> None:
+    steps = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_last=save_last)
+    fit(tmp_path, steps, max_steps=7)
+    assert {path.name: step(path) for path in tmp_path.glob("*.ckpt")} == {"step=6.ckpt": 6, "last.ckpt": 7}
+
+
 def test_an_error_has_a_file_of_its_own_and_fast_dev_run_none(tmp_path: Path) -> None:
     class Stop(L.Callback):
         def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:

@@ -19,8 +19,10 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader
 
-from lightning_lift.datamodules import GumbelDataModule, TwoMoonsDataModule
+from lightning_lift.callbacks import LastCheckpoint
+from lightning_lift.datamodules import BetaDataModule, GumbelDataModule, TwoMoonsDataModule
 from lightning_lift.modules import ConvexModule, LogConcaveEBM, NormalizingFlow, ReLUClassifier, ReLUMLP
 from lightning_lift.modules.checkpoint_files import WholeFileCheckpointIO
 from lightning_lift.modules.divergence import DivergenceError
@@ -187,6 +189,63 @@ def test_a_metric_that_is_not_finite_ends_fit_and_is_never_the_best(tmp_path: Pa
         trainer().fit(Broken(1, SMALL, DirectSoftplus), datamodule=data())
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_users_metric_that_is_not_finite_is_no_divergence(tmp_path: Path, value: float) -> None:
+    """The weights are good, and kept."""
+
+    class Measured(Distance):
+        def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+            self.log("val/mine", torch.tensor(value if self.global_step >= 10 else 1.0))
+
+    keep = [ModelCheckpoint(dirpath=tmp_path, monitor="val/mine"), LastCheckpoint(str(tmp_path))]
+    with pytest.raises(ValueError, match=r"val/mine is (nan|inf) after step 10.*monitor another"):
+        trainer(callbacks=keep, enable_checkpointing=True).fit(Measured(1, SMALL, DirectSoftplus), datamodule=data())
+    assert torch.load(tmp_path / "exception.ckpt", weights_only=True)["global_step"] == 10
+
+
+@pytest.mark.parametrize("row", [1.5, -0.1, math.nan])
+def test_a_held_out_row_where_no_model_has_density_is_no_divergence(row: float) -> None:
+    class Outside(BetaDataModule):
+        def val_dataloader(self) -> Any:
+            return DataLoader(torch.tensor([[0.5], [row]]), batch_size=2)
+
+    sizes = {"batch_size": 8, "batches_per_epoch": 5, "num_val": 16, "num_test": 16, "num_calibration": 16}
+    with pytest.raises(ValueError, match=r"1 of 2 rows .*support, \[0.0\] to \[1.0\]"):
+        trainer().fit(LogConcaveEBM(1, SMALL, DirectSoftplus), datamodule=Outside(**sizes))
+
+
+@pytest.mark.parametrize(("at", "advice"), [(1, "no weight has moved yet"), (2, "rows that are not finite")])
+def test_what_is_not_the_learning_rates_fault_is_not_blamed_on_it(at: int, advice: str) -> None:
+    task, rows = module(), torch.ones(16, 1)
+    if at == 1:
+        task.break_at = 1
+    else:
+        rows[-1] = math.nan
+    with pytest.raises(DivergenceError, match=rf"at step {at} .*{advice}") as raised:
+        trainer().fit(task, DataLoader(rows, batch_size=8))
+    assert "lower the learning rate" not in str(raised.value)
+
+
+def test_an_evaluation_starts_without_the_rows_of_one_that_raised() -> None:
+    class Stops(LogConcaveEBM):
+        stops = True
+
+        def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+            super().validation_step(batch, batch_idx)
+            if self.stops:
+                raise ZeroDivisionError
+
+    torch.manual_seed(0)
+    task = Stops(1, SMALL, DirectSoftplus)
+    with pytest.raises(ZeroDivisionError):
+        trainer().validate(task, datamodule=data(data_seed=1), verbose=False)
+    task.stops = False
+    (after,) = trainer().validate(task, datamodule=data(), verbose=False)
+    fresh = LogConcaveEBM(1, SMALL, DirectSoftplus)
+    fresh.load_state_dict(task.state_dict())
+    assert after == trainer().validate(fresh, datamodule=data(), verbose=False)[0]
+
+
 def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
     """The loss of the step was finite, its gradient was not."""
 
@@ -223,7 +282,9 @@ def test_a_rate_finder_may_diverge_and_the_fit_behind_it_is_watched() -> None:
     task = module()
     task.break_at = 4  # in the finder and in the fit: both count steps from their start
     finder = LearningRateFinder(num_training_steps=8, update_attr=False, early_stop_threshold=None)
-    with pytest.raises(DivergenceError, match="at step 4"):
+    with pytest.raises(
+        DivergenceError, match=r"at step 4.*no checkpoint was written before"
+    ):  # the finder's own is gone
         trainer(callbacks=[finder]).fit(task, datamodule=data(batches_per_epoch=20))
 
 
