@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import os
-import pkgutil
 import signal
 import sys
 import warnings
@@ -34,8 +33,10 @@ from lightning_lift.modules.divergence import DivergenceError, is_raised_by
 from lightning_lift.modules.fitting import forget_averages
 from lightning_lift.setting_errors import one_sentence
 from lightning_lift.settings import instantiate, with_shipped_names
+from lightning_lift.trusted import imported
 
 _MENDABLE = (ValueError, OSError, DivergenceError, ArgumentError, argparse.ArgumentError, MisconfigurationException)
+_SPEAKING = ("lightning_lift.", "lightning.", "torch.optim.")  # what these raise is written for the user
 _TRACEBACK = "LIGHTNING_LIFT_TRACEBACK"
 _OWN_ON_RESUME = ("lr_scheduler", "learning_rate")
 _LOGGER = {
@@ -127,7 +128,10 @@ class LiftCLI(LightningCLI):
         if stored:
             named = stored.pop("_class_path", None)
             model = stored if named is None else {"class_path": named, "dict_kwargs": stored}
-            self.config = self.parser.parse_object({subcommand: {"model": model}}, self.config)
+            try:
+                self.config = self.parser.parse_object({subcommand: {"model": model}}, self.config)
+            except ArgumentError as error:
+                raise ValueError(f"{path}: {one_sentence(str(error))}") from error
         after = _flat(self.config[subcommand].get("model"))
         for key in sorted(before.keys() & after.keys()):
             if key != "dim" and not _is_same(key, before[key], after[key]):  # dim is linked from the data
@@ -195,7 +199,7 @@ def _checked_hyperparameters(path: str, subcommand: str) -> dict[str, Any]:
 def _is_same(key: str, old: Any, new: Any) -> bool:
     """Whether two settings mean the same; one class has several paths."""
     if old != new and key.endswith("class_path"):
-        return pkgutil.resolve_name(old) is pkgutil.resolve_name(new)
+        return imported(old) is imported(new) is not None
     return bool(old == new)
 
 
@@ -216,9 +220,9 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 def main(args: ArgsType = None) -> None:
     """Run the command line.
 
-    Errors that a user can mend (a bad value, a missing file) and errors that this package itself raises are printed in
-    one line and end with status 1; with the environment variable LIGHTNING_LIFT_TRACEBACK=1 they are raised with their
-    traceback, as every other error is.
+    Errors that a user can mend (a bad value, a missing file) and errors that this package, Lightning or an optimizer
+    itself raises are printed in one line and end with status 1; with the environment variable
+    LIGHTNING_LIFT_TRACEBACK=1 they are raised with their traceback, as every other error is.
 
     Args:
         args: the command line, or None for ``sys.argv``.
@@ -235,9 +239,7 @@ def main(args: ArgsType = None) -> None:
     except SIGTERMException as error:
         raise SystemExit(128 + signal.SIGTERM) from error  # Lightning's own status is 0
     except Exception as error:
-        if os.environ.get(_TRACEBACK) == "1" or not (
-            isinstance(error, _MENDABLE) or is_raised_by(error, "lightning_lift.")
-        ):
+        if os.environ.get(_TRACEBACK) == "1" or not (isinstance(error, _MENDABLE) or is_raised_by(error, *_SPEAKING)):
             raise
         text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)  # a KeyError quotes
         text = one_sentence(text) if isinstance(error, ArgumentError) else text

@@ -1,7 +1,6 @@
 """What is wrong with settings, in one sentence. jsonargparse reports every alternative of a type that it tried."""
 
 import inspect
-import pkgutil
 import re
 import typing
 from collections.abc import Iterator, Mapping
@@ -9,6 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from jsonargparse import ArgumentParser
+
+from lightning_lift.trusted import imported
 
 _KEY = re.compile(r'Parser key "([^"]+)":?')
 _CLASS = re.compile(r"class_path[ =]'([\w.]+)'")
@@ -50,13 +51,16 @@ def one_sentence(text: str) -> str:
 
 
 def _sentence(key: str, value: str | None, reasons: list[str], classes: list[str]) -> str:
-    first, slot = reasons[0], key.rpartition(".")[2]
+    # A class where a list of them may stand: what is wrong with it says more.
+    first = next((reason for reason in reasons if reason != "Expected a <class 'list'>"), reasons[0])
+    slot, owner = key.rpartition(".")[2], imported(classes[-1]) if classes else None
     subject = key if value is None else f"{key}={value}"
     if name := re.match(r"Expected a dot import path string: (\S+)", first):
         known = ", ".join(sorted({cls.__name__ for base in _bases(slot, classes) for cls in _subclasses(base)}))
-        return f"{key}={name[1]}: no class of this name is known; known are {known}; any other by its full path."
-    if option := re.match(r"Option '(.*)' is not accepted", first):
-        owner = pkgutil.resolve_name(classes[-1])
+        known = f"known are {known}; any other by its full path" if known else "give its full path"
+        return f"{key}={name[1]}: no class of this name is known; {known}."
+    option = re.match(r"Option '(.*)' is not accepted", first)
+    if option and inspect.isclass(owner):
         arguments = ArgumentParser(exit_on_error=False).add_class_arguments(owner, fail_untyped=False)
         known = ", ".join(arguments) or "none; class_path says which class it is"
         return f"{key}.{option[1]}: {owner.__name__} has no such argument; it has {known}."
@@ -119,7 +123,7 @@ def _bases(slot: str, classes: list[str]) -> list[type]:
 
     if slot in ("model", "data"):
         return [L.LightningModule if slot == "model" else L.LightningDataModule]
-    owners: list[type] = [*map(pkgutil.resolve_name, classes), L.Trainer]
+    owners: list[type] = [*filter(inspect.isclass, map(imported, classes)), L.Trainer]
     found = (hint for cls in owners for parameter, hint in _hints(cls) if parameter.name == slot)
     return list(_classes(next(found, None)))
 

@@ -152,7 +152,7 @@ def instantiate(
                 raise ValueError(f"{cls.__name__}: {name}=null is no value for it: {way_out}.")
             return cls(*args, **kwargs)
         except Exception as error:
-            refused.append(error)
+            refused.append(ValueError(f"{cls.__name__}: {error}") if isinstance(error, TypeError) else error)
             raise
 
     makers: list[tuple[Callable[..., Any], type, bool]] = [

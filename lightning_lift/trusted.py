@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import fsspec  # type: ignore[import-untyped]
 import torch
+import yaml
 from lightning.pytorch.core.saving import _default_map_location
 
 from lightning_lift.shipped import current_class_path, current_class_paths
@@ -127,6 +128,16 @@ def resolve_class(name: str, path: Any, bases: tuple[type, ...]) -> type[Any]:
     return found
 
 
+def imported(path: str) -> Any:
+    """What an import path names, and None where its module is not imported: for texts that a file may have supplied.
+
+    Args:
+        path: of a class.
+    """
+    module, _, attribute = path.rpartition(".")
+    return getattr(sys.modules.get(module), attribute, None)
+
+
 def check_arguments(cls: type, arguments: Mapping[str, Any], name: str = "") -> None:
     """Refuse arguments that would run more than the constructors of the kinds that a class asks for.
 
@@ -190,9 +201,15 @@ def check_named(name: str, value: Any, bases: tuple[type, ...] | None) -> None:
             if "." in str(key):
                 raise ValueError(f"{name}: the key {key!r} would be read as a path into another argument.")
             check_named(f"{name}.{key}", item, bases)
-    elif isinstance(value, str) and (bases or (bases is not None and "." in value)):
-        # A parser would import it, or read it as a file of settings.
-        raise ValueError(f"{name}={value!r}: a checkpoint must give {{class_path, init_args}} there.")
+    elif isinstance(value, str):
+        if bases or (bases is not None and "." in value):
+            # A parser would import it, or read it as a file of settings.
+            raise ValueError(f"{name}={value!r}: a checkpoint must give {{class_path, init_args}} there.")
+        content = None
+        with suppress(yaml.YAMLError):
+            content = yaml.load(value, yaml.BaseLoader)  # a parser would read it, and make what it describes
+        if isinstance(content, list | Mapping):
+            check_named(name, content, bases)
 
 
 class TrustedLoading:

@@ -360,6 +360,26 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "refused by the optimizer": (lambda: [*GUMBEL, "--model.optimizer.lr", "-3"], "Invalid learning rate: -3"),
     "refused by a scheduler": (lambda: [*GUMBEL, "--model.lr_scheduler", "StepLR"], "required: step_size"),
+    "unknown argument of any kind": (lambda: [*GUMBEL, "--model.dict_kwargs.foo=1"], "LogConcaveEBM: .*'foo'"),
+    "refused by an optimizer's step": (
+        lambda: [*GUMBEL, "--model.optimizer", "SparseAdam"],
+        "error: SparseAdam does not support dense",
+    ),
+    "a schedule of no steps": (lambda: [*GUMBEL, "--model.lr_scheduler.T_max=0"], "lr_scheduler: T_max=0: give"),
+    "a callback in the place of a list": (
+        lambda: [*GUMBEL, "--trainer.callbacks", "EarlyStop"],
+        "callbacks=EarlyStop: no class.*known are .*EarlyStopping, ",
+    ),
+    "an argument that a callback needs": (
+        lambda: [*GUMBEL, "--trainer.callbacks", "EarlyStopping"],
+        "callbacks: the following .* required: monitor",
+    ),
+    "a logger that is not installed": (lambda: [*GUMBEL, "--trainer.logger", "CometLogger"], "comet"),
+    "devices": (lambda: [*GUMBEL, "--trainer.devices=x", "--trainer.accelerator=cpu"], "`devices` .* int > 0"),
+    "a scheduler's function": (
+        lambda: [*GUMBEL, "--model.lr_scheduler=LambdaLR", "--model.lr_scheduler.lr_lambda=f"],
+        "lr_lambda=f: no class of this name is known; give its full path",
+    ),
     "refused by a callback": (
         lambda: [*GUMBEL, *EARLY, "--trainer.callbacks.mode=maxx"],
         "`mode` can be .*got maxx",

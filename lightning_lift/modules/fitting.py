@@ -86,6 +86,9 @@ class FittedModule(StoredModule):
         if self._lr_scheduler is None:
             return optimizer
         scheduler = self._lr_scheduler(optimizer)
+        for name in ("T_max", "step_size"):  # others are checked by torch
+            if getattr(scheduler, name, 1) < 1:
+                raise ValueError(f"lr_scheduler: {name}={getattr(scheduler, name)}: give a number of steps, 1 or more.")
         config: dict[str, Any] = {"scheduler": scheduler, "interval": self.scheduler_interval}
         if isinstance(scheduler, ReduceLROnPlateau):
             config |= {"interval": "epoch", "monitor": getattr(scheduler, "monitor", "val/loss")}

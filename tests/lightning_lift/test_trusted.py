@@ -122,6 +122,20 @@ def test_neither_does_the_command_line(value: str, tmp_path: Path, marker: Path)
     assert not marker.exists()
 
 
+@pytest.mark.usefixtures("in_an_empty_folder")
+@pytest.mark.parametrize("text", ["class_path='hostile_module.Hostile'", 7])
+def test_neither_does_the_text_of_an_error(
+    text: object, tmp_path: Path, marker: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quadrature = {"class_path": "lightning_lift.partition.Quadrature", "init_args": {"nope": text}}
+    path = changed(tmp_path, lambda c: c["hyper_parameters"].update(partition=quadrature))
+    with pytest.raises(SystemExit):
+        main(["test", "--model", "LogConcaveEBM", "--data", "GumbelDataModule", "--ckpt_path", str(path)])
+    said = capsys.readouterr().err.partition("error: ")[2].splitlines()[0]
+    assert "hostile.ckpt" in said and "nope" in said
+    assert not marker.exists()
+
+
 @pytest.mark.parametrize("key", ["hparams", "module_arguments"])
 def test_what_lightning_kept_for_older_versions_is_not_obeyed(key: str, tmp_path: Path, marker: Path) -> None:
     def change(checkpoint: dict[str, Any]) -> None:
@@ -217,6 +231,10 @@ def test_what_may_be_named() -> None:
         ({"call": {"class_path": "functools.partial"}}, False),
         ({"free": {"class_path": "torch.nn.modules.linear.Linear"}}, False),
         ({"free": [1, {"a": "os.system"}], "name": "os.system"}, True),
+        ({"free": '{"class_path": "subprocess.Popen"}', "name": "a: b"}, False),  # a parser would read the text
+        ({"free": {"a": [r'{"class\u005fpath": "subprocess.Popen"}']}}, False),
+        ({"unknown": "<<: {class_path: subprocess.Popen, when: 2001-99-99}"}, False),
+        ({"free": ["rate: 5", "[m]", "{x", "2001-99-99"]}, True),
         ({"class_path": "x.Y"}, False),
         ({"inner": {"class_path": "lightning_lift.parameterizations.Lift", "more": 1}}, False),
     ],
