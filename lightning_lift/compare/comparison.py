@@ -95,7 +95,9 @@ class PairedComparison:
         Raises:
             ValueError: a record was made with other settings, or a time that the budget needs is not known.
         """
-        specs = self._stage_specs(stage)
+        if stage not in self._specs and (new := self._new_specs(stage)) is not None:
+            self._specs[stage] = new
+        specs = self._specs.get(stage)
         return None if specs is None else [Planned(spec, self.store.get(spec)) for spec in specs]
 
     def missing(self, stage: Stage) -> list[RunSpec] | None:
@@ -162,12 +164,11 @@ class PairedComparison:
     def report_settings(self) -> dict[str, Any]:
         """What a report has to say besides the records."""
         tuned = self._records("tune") is not None
-        steps = self._steps_by_arm()
         return {
             "name": self.name,
             "metrics": list(self.metrics),
             **self.settings.plain(),
-            "steps_by_arm": steps or {},
+            "steps_by_arm": self._steps_by_arm() or {},
             "tuning_rule": RULE if self.settings.learning_rates else None,
             "tuning": [choice.plain() for choice in self.choices().values()] if tuned else [],
             "seconds_per_step": self.seconds_per_step(),
@@ -188,11 +189,6 @@ class PairedComparison:
         """The records of the plan, as far as they are done: others in the directory are not part of it."""
         known = [run for stage in STAGES for run in self.planned(stage) or []]
         return [run.record for run in known if run.record is not None]
-
-    def _stage_specs(self, stage: Stage) -> list[RunSpec] | None:
-        if stage not in self._specs and (specs := self._new_specs(stage)) is not None:
-            self._specs[stage] = specs
-        return self._specs.get(stage)
 
     def _new_specs(self, stage: Stage) -> list[RunSpec] | None:
         if stage == "timing":

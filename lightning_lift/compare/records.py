@@ -6,7 +6,7 @@ import json
 import math
 import re
 import types
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -261,18 +261,17 @@ def _fits(value: Any, kind: Any) -> bool:
 
 def _encoded(value: Any) -> Any:
     """Standard JSON has no NaN or infinity: they are written as strings."""
-    if isinstance(value, dict):
-        return {key: _encoded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_encoded(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
-    return value
+    return _inside(value, _encoded)
 
 
 def _decoded(value: Any) -> Any:
+    return float(value) if value in ("Infinity", "-Infinity", "NaN") else _inside(value, _decoded)
+
+
+def _inside(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A value with every item of it changed, if it is a mapping or a list."""
     if isinstance(value, dict):
-        return {key: _decoded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_decoded(item) for item in value]
-    return float(value) if value in ("Infinity", "-Infinity", "NaN") else value
+        return {key: change(item) for key, item in value.items()}
+    return [change(item) for item in value] if isinstance(value, list | tuple) else value

@@ -105,11 +105,10 @@ def _metrics(
     if not last:
         last = _plain_metrics(trainer.validate(module, ckpt_path=path, **options))
     last |= _plain_metrics(trainer.test(module, ckpt_path=path, **options))
-    if recorder.best_step in (steps, None):
-        found = {"best": dict(last), "last": last}
-    else:
+    found = {"best": dict(last), "last": last}
+    if recorder.best_step not in (steps, None):
         tested = _plain_metrics(trainer.test(module, ckpt_path=str(best), **options))
-        found = {"best": recorder.best_metrics | tested, "last": last}
+        found["best"] = recorder.best_metrics | tested
     _check_tested(found)
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from lightning_lift.compare.report.formatting import number, p_text
+from lightning_lift.compare.report.formatting import model_setting, number, p_text
 from lightning_lift.compare.report.results import ArmRuns, Comparison
 from lightning_lift.compare.statistics import LEVEL, PairedDifference
 
@@ -171,6 +171,4 @@ def _listed(arms: Sequence[ArmRuns]) -> str:
 
 
 def _network(arm: ArmRuns) -> str:
-    example = next(iter(arm.finals.values()))
-    model = example.config.get("model") or {}
-    return json.dumps((model.get("init_args") or {}).get("network"), sort_keys=True, default=str)
+    return json.dumps(model_setting(arm.example.config, "network"), sort_keys=True, default=str)

@@ -97,7 +97,7 @@ def distribution(comparison: Comparison, metric: str, checkpoint: Checkpoint) ->
         None where no run has the metric.
     """
     values = _by_arm(comparison, metric, checkpoint)
-    if not any(map(len, values)):
+    if not any(len(own) for own in values):
         return None
     figure, axes, logarithmic = _axes(plain_name(metric), np.concatenate(values))
     for index, own in enumerate(values):
@@ -136,12 +136,11 @@ def paired_lines(comparison: Comparison, metric: str, checkpoint: Checkpoint) ->
         None where fewer than two arms have the metric.
     """
     values = _by_arm(comparison, metric, checkpoint)
-    if sum(map(bool, map(len, values))) < 2:
+    if sum(len(own) > 0 for own in values) < 2:
         return None
     figure, axes, _ = _axes(plain_name(metric), np.concatenate(values))
-    seeds = comparison.seeds
-    table = pd.concat(values, axis="columns").reindex(seeds)
-    alpha = max(0.06, min(0.6, 12.0 / len(seeds)))
+    table = pd.concat(values, axis="columns").reindex(comparison.seeds)
+    alpha = max(0.06, min(0.6, 12.0 / len(table)))
     axes.plot(range(len(values)), table.to_numpy().T, color="0.55", linewidth=0.7, alpha=alpha, zorder=1)
     for index, own in enumerate(values):
         style, places = style_of(index), np.full(len(own), index)

@@ -157,9 +157,17 @@ def class_and_arguments(config: Mapping[str, Any], part: str) -> tuple[str, str]
         config: of a run.
         part: an argument of the model, like ``network``.
     """
-    model = config.get("model") or {}
-    setting = (model.get("init_args") or {}).get(part) if isinstance(model, Mapping) else None
-    return _named(setting)
+    return _named(model_setting(config, part))
+
+
+def model_setting(config: Mapping[str, Any], part: str) -> Any:
+    """An argument of the model as it is set, None where it is not.
+
+    Args:
+        config: of a run.
+        part: the argument, like ``network``.
+    """
+    return ((config.get("model") or {}).get("init_args") or {}).get(part)
 
 
 def _named(setting: Any) -> tuple[str, str]:
@@ -186,7 +194,7 @@ def _joined(setting: Any) -> str:
 
 def network_text(config: Mapping[str, Any]) -> str:
     """The network."""
-    return "{}({})".format(*class_and_arguments(config, "network"))
+    return _joined(model_setting(config, "network"))
 
 
 def data_text(config: Mapping[str, Any]) -> str:
@@ -200,8 +208,7 @@ def data_text(config: Mapping[str, Any]) -> str:
 
 def optimizer_text(config: Mapping[str, Any]) -> str:
     """Optimizer and scheduler, without the learning rate."""
-    init_args = (config.get("model") or {}).get("init_args") or {}
-    optimizer, scheduler = (_telling(init_args.get(part)) for part in ("optimizer", "lr_scheduler"))
+    optimizer, scheduler = (_telling(model_setting(config, part)) for part in ("optimizer", "lr_scheduler"))
     return _joined(optimizer) + (f", {_joined(scheduler)}" if scheduler else "")
 
 
