@@ -1,5 +1,7 @@
 """Checkpoint files that are whole or absent, and named where they are damaged."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_filesystem
 
 from lightning_lift.files import whole_file
-from lightning_lift.trusted import read_parts
+from lightning_lift.trusted import LOADING_ERRORS, in_words, read_parts
 
 
 class WholeFileCheckpointIO(TorchCheckpointIO):
@@ -53,3 +55,29 @@ def write_whole_files(trainer: L.Trainer) -> None:
     strategy: Any = getattr(trainer, "strategy", None)
     if type(getattr(strategy, "checkpoint_io", None)) is TorchCheckpointIO:
         strategy.checkpoint_io = WholeFileCheckpointIO()
+
+
+def name_damaged_files(trainer: L.Trainer) -> None:
+    """Have a trainer name the file where something in it cannot be restored: loops, optimizers, states of callbacks.
+
+    Args:
+        trainer: any.
+    """
+    connector: Any = getattr(trainer, "_checkpoint_connector", None)
+    for name in ("_restore_modules_and_callbacks", "restore_training_state"):
+        if connector is not None and name not in vars(connector):  # not named twice
+            setattr(connector, name, functools.partial(_named, trainer, getattr(connector, name)))
+
+
+def _named(trainer: L.Trainer, restore: Callable[..., None], *args: Any) -> None:
+    try:
+        restore(*args)
+    except LOADING_ERRORS as error:
+        path = str(trainer.ckpt_path)
+        if path in str(error) or isinstance(error, FileNotFoundError):
+            raise
+        raise ValueError(
+            f"{path} cannot be restored ({in_words(error)}): it is damaged, holds weights alone, or is of a run with "
+            "another optimizer or other callbacks; give a file that fit wrote, or start from its weights by "
+            "load_from_checkpoint."
+        ) from error

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lightning_lift.modules.checkpoint_files import write_whole_files
+from lightning_lift.modules.checkpoint_files import name_damaged_files, write_whole_files
 from lightning_lift.modules.checkpoints import StoredModule
 from lightning_lift.modules.divergence import DivergenceError, has_diverged, is_blown_up, largest_weight
 from lightning_lift.modules.factories import factory
@@ -102,6 +102,7 @@ class FittedModule(StoredModule):
         """
         self._judged = False
         write_whole_files(self.trainer)
+        name_damaged_files(self.trainer)
         if stage != "fit":
             forget_averages(self.trainer)
 

@@ -59,6 +59,26 @@ def test_what_does_not_fit_is_one_clear_error(tmp_path: Path, change: Any, messa
         LogConcaveEBM.load_from_checkpoint(tmp_path / "bad.ckpt", weights_only=True)
 
 
+def test_what_cannot_be_resumed_is_named_with_its_file(tmp_path: Path) -> None:
+    """Whichever part of Lightning meets it first."""
+    good = saved(tmp_path)
+    name = next(iter(good["callbacks"]))
+    for damaged in (
+        {"pytorch-lightning_version": None},
+        {"loops": {}},
+        {"loops": {**good["loops"], "fit_loop": {**good["loops"]["fit_loop"], "epoch_progress": "x"}}},
+        {"optimizer_states": [{"state": {}, "param_groups": []}]},
+        {"callbacks": {name: "x"}},
+    ):
+        torch.save(good | damaged, tmp_path / "bad.ckpt")
+        with pytest.raises(ValueError, match=r"bad.ckpt cannot be restored \(.*damaged"):
+            trainer(tmp_path, max_steps=9).fit(make(), datamodule=data(), ckpt_path=tmp_path / "bad.ckpt")
+    weights_alone = {key: value for key, value in good.items() if key != "optimizer_states"}
+    torch.save(weights_alone, tmp_path / "bad.ckpt")
+    with pytest.raises(ValueError, match=r"bad.ckpt cannot be restored .*holds weights alone"):
+        trainer(tmp_path, max_steps=9).fit(make(), datamodule=data(), ckpt_path=tmp_path / "bad.ckpt")
+
+
 OTHERS: dict[str, tuple[Any, Any, str]] = {  # what was stored, what loads it, the difference
     "class": (DirectSoftplus, Lift, "parameterization=.*DirectSoftplus.* and this module has .*Lift"),
     "control": (Lift, FrozenBatch, "parameterization=.*Lift.* and this module has .*FrozenBatch"),
