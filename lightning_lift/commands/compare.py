@@ -10,7 +10,7 @@ import torch
 from lightning_lift.commands.compare_options import from_options, name_list, parse
 from lightning_lift.compare.comparison import STAGES, PairedComparison
 from lightning_lift.compare.directory import read_settings, sole_user
-from lightning_lift.compare.engines import Engine, execute
+from lightning_lift.compare.engines import Engine, execute, given_up
 from lightning_lift.compare.engines.local import LocalEngine
 from lightning_lift.compare.engines.progress import RunProgress
 from lightning_lift.compare.engines.slurm import read_run, write_plan
@@ -126,7 +126,10 @@ def _do_one(directory: Path, index: int) -> None:
     torch.set_num_threads(1)
     comparison = opened(directory)
     with sole_user(directory, shared=True):
-        result = execute(read_run(directory, index), comparison.work)
+        spec = read_run(directory, index)
+        result = execute(spec, comparison.work)
+        if isinstance(result, Lost):
+            result = given_up(spec, comparison.work, result)
     if isinstance(result, Lost):
         raise ValueError(f"--only {index} could not be done and has no record: {result.reason}")
     print(f"{result.key}: {result.outcome}" + (f" ({result.error})" if result.error else ""))

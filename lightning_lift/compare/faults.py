@@ -29,6 +29,7 @@ _SIGNALS = {
     signal.SIGKILL: "the system does so when memory runs out: give fewer --jobs",
     signal.SIGTERM: "by the user or a scheduler",
 }
+_MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, ImportError)
 _CRASH = "a crash inside a library, of which the directory's logs/ may tell more"
 
 
@@ -39,10 +40,13 @@ class Lost:
     Attributes:
         reason: what happened, and what to do where that is known.
         everywhere: whether the other runs would meet the same, so that none should begin.
+        repeatable: whether the run may bring this about itself (a crash, a file or a package that its arm names and
+            that is missing): lost to it in two calls, it has failed.
     """
 
     reason: str
     everywhere: bool = False
+    repeatable: bool = False
 
 
 def lost_by(error: BaseException) -> Lost | None:
@@ -61,7 +65,7 @@ def lost_by(error: BaseException) -> Lost | None:
         if hint is not None:
             return Lost(f"{said} ({hint})", everywhere=hint == _NO_SPACE)
         if stated and isinstance(one, OSError | ImportError):
-            return Lost(said)
+            return Lost(said, repeatable=isinstance(one, _MISSING))
     return None
 
 
@@ -74,9 +78,10 @@ def lost_by_exit(code: int | None) -> Lost:
     if code in (0, 128 + signal.SIGTERM):  # Lightning answers SIGTERM by leaving the process, with status 0
         code = -signal.SIGTERM
     if code is None or code >= 0:
-        return Lost(f"its worker process ended with status {code}: {_CRASH}")
-    name = signal.Signals(-code).name
-    return Lost(f"its worker process was killed by {name}: {_SIGNALS.get(signal.Signals(-code), _CRASH)}")
+        return Lost(f"its worker process ended with status {code}: {_CRASH}", repeatable=True)
+    number = signal.Signals(-code)
+    reason = f"its worker process was killed by {number.name}: {_SIGNALS.get(number, _CRASH)}"
+    return Lost(reason, repeatable=number not in _SIGNALS)
 
 
 def _chain(error: BaseException) -> Iterator[tuple[BaseException, bool]]:

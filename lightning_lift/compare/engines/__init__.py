@@ -114,9 +114,37 @@ class Engine(ABC):
                         listener.say(f"{spec.label} is tried again: {result.reason}")
                         pending.append(spec)
                         continue
+                    result = given_up(spec, work, result)
+                if isinstance(result, Lost):
                     lost.append(f"{spec.label}: {result.reason}")
                 listener.finished(spec, result)
         return lost
+
+
+def given_up(spec: RunSpec, work: Work, lost: Lost) -> RunRecord | Lost:
+    """What a run is that a call has given up: failed, where an earlier call gave it up for what may be its own fault.
+
+    Otherwise a run that always crashes would keep a comparison from its end.
+
+    Args:
+        spec: the run.
+        work: where and how.
+        lost: to what.
+    """
+    mark = Path(work.directory) / "lost" / spec.key
+    if not lost.repeatable:
+        return lost
+    try:
+        if mark.exists():
+            record = RunRecord.of(spec, "failed", error=f"in two calls: {lost.reason}")
+            work.store.write(record)
+            mark.unlink()
+            return record
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    except OSError as error:
+        return lost_by(error) or lost
+    return replace(lost, reason=f"{lost.reason}; if the next call meets it again, the run counts as failed")
 
 
 def execute(spec: RunSpec, work: Work) -> RunRecord | Lost:

@@ -67,6 +67,12 @@ def test_an_error_of_the_run_is_its_result(error: Exception) -> None:
     assert lost_by(error) is None
 
 
+def test_what_a_run_may_bring_about_itself() -> None:
+    own = [lost_by(ModuleNotFoundError("nflows")), lost_by(FileNotFoundError("table.csv")), lost_by_exit(-11)]
+    others = [lost_by(FULL), lost_by(MemoryError()), lost_by(ConnectionResetError()), lost_by_exit(-9), lost_by_exit(0)]
+    assert [lost is not None and lost.repeatable for lost in own + others] == [True] * 3 + [False] * 5
+
+
 def test_how_a_worker_ended_is_told_by_its_exit_status() -> None:
     assert "killed by SIGKILL: the system does so when memory runs out" in lost_by_exit(-9).reason
     for code in (-15, 0, 143):  # Lightning leaves a process with 0 where it got the signal

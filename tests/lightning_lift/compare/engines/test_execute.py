@@ -114,6 +114,23 @@ def test_what_is_lost_is_tried_once_more_and_then_given_up(tmp_path: Path) -> No
     assert heard.said == [f"final {arm}, lr 0.001, seed 0 is tried again: killed" for arm in ("twice", "once")]
 
 
+def test_a_run_that_crashes_in_two_calls_has_failed(tmp_path: Path) -> None:
+    crash, starved, work = Lost("SIGSEGV", repeatable=True), Lost("SIGKILL"), work_in(tmp_path)
+    specs = [spec("crashes"), spec("starves")]
+    said = []
+    for _ in range(3):
+        missing = [one for one in specs if work.store.get(one) is None]
+        engine = Scripted({"crashes": [crash] * 2, "starves": [starved] * 2})
+        said.append(engine.run(missing, work, Heard()))
+    assert ["if the next call meets it again" in text for text in said[0]] == [True, False]
+    starves = ["final starves, lr 0.001, seed 0: SIGKILL"]
+    assert said[1:] == [starves] * 2
+    (record,) = work.store.all()
+    assert (record.arm, record.outcome, record.error) == ("crashes", "failed", "in two calls: SIGSEGV")
+    work.store.path(record.key).unlink()  # as --retry_failed does: the count begins anew
+    assert "next call" in Scripted({"crashes": [crash] * 2}).run(specs[:1], work, Heard())[0]
+
+
 def test_where_every_run_would_be_lost_none_begins(tmp_path: Path) -> None:
     full = Lost("the disk is full", everywhere=True)
     engine = Scripted({"full": [full], "a": []}, jobs=1)
