@@ -287,14 +287,14 @@ def _flat(value: Any, name: str) -> dict[str, Any]:
     """A factory's plain form as one level of dotted names, without what only starts or trains the weights."""
     if not isinstance(value, Mapping) or "class_path" not in value:
         return {name: list(value) if isinstance(value, tuple) else value}
-    flat = {name: _class_of(value["class_path"])}
+    flat = {name: class_of(value["class_path"])}
     for key, item in value.get("init_args", {}).items():
         if key not in _NOT_MEANING:
             flat |= _flat(item, f"{name}.{key}")
     return flat
 
 
-def _class_of(path: str) -> str:
+def class_of(path: str) -> str:
     """One name for a class and for the short names that are subclasses with nothing of their own."""
     try:
         cls = resolve_class("", path, (object,))

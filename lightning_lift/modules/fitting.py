@@ -22,7 +22,7 @@ from lightning_lift.modules.checkpoints import StoredModule
 from lightning_lift.modules.divergence import DivergenceError, has_diverged, is_blown_up, largest_weight
 from lightning_lift.modules.factories import factory
 from lightning_lift.modules.loops import forward_state, settle_loops
-from lightning_lift.modules.schedules import renew_schedule
+from lightning_lift.modules.schedules import check_optimizer, renew_schedule
 
 _LAG = 50  # batches between two looks at the losses where a look waits for a device or for other processes
 
@@ -275,10 +275,13 @@ class FittedModule(StoredModule):
         """Refuse a checkpoint of something else; on resuming, a new schedule replaces the old one.
 
         Raises:
-            ValueError: the checkpoint is of another program, format, network or parameterization.
+            ValueError: the checkpoint is of another program, format, network or parameterization; on resuming, also of
+                another optimizer.
         """
         super().on_load_checkpoint(checkpoint)
         if self._trainer is not None and self.trainer.state.fn == "fit":
+            with self._naming_the_file():
+                check_optimizer(checkpoint, self.hparams)
             renew_schedule(checkpoint, self.hparams, self._optimizer)
 
 

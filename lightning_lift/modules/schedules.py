@@ -1,12 +1,13 @@
-"""Resuming under another learning rate or schedule than the checkpoint's: the module's own settings win."""
+"""Resuming under other settings than the checkpoint's: the module's rate and schedule win, its optimizer does not."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from lightning_lift.modules.checkpoints import class_of
 from lightning_lift.modules.factories import factory, plain
 
 _PROGRESS = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch", "_last_lr", "_step_count")  # of a plateau's
@@ -50,6 +51,33 @@ def renew_schedule(checkpoint: dict[str, Any], own: Mapping[str, Any], optimizer
         old.update({key: value for key, value in new.items() if key != "params"})
 
 
+def check_optimizer(checkpoint: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse to resume under another class of optimizer; warn of settings that the checkpoint's replace.
+
+    Args:
+        checkpoint: about to be resumed.
+        own: the module's plain hyperparameters.
+
+    Raises:
+        ValueError: another class, whose state is not this one's.
+    """
+    ours, theirs = (settings.get("optimizer") for settings in (own, checkpoint.get("hyper_parameters", {})))
+    if not ours or not theirs:
+        return
+    if class_of(ours["class_path"]) != class_of(theirs["class_path"]):
+        raise ValueError(
+            f"the checkpoint was trained by {theirs['class_path']} and this module has {ours['class_path']}: resume "
+            "under the same optimizer, or start a new fit from the weights (load_from_checkpoint)."
+        )
+    now, before = (settings.get("init_args", {}) for settings in (ours, theirs))
+    for key in now.keys() & before.keys():
+        if plain(key, now[key]) != plain(key, before[key]):
+            rank_zero_warn(
+                f"optimizer.{key}={now[key]!r} is replaced by the checkpoint's {before[key]!r}: a resumed optimizer "
+                "keeps its settings; give learning_rate to change the rate."
+            )
+
+
 def _changes(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """What the module states and the checkpoint has otherwise, as ``name=new (was old)``."""
     changes = []
@@ -59,7 +87,7 @@ def _changes(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     ours, old = own.get("lr_scheduler"), theirs.get("lr_scheduler")
     if not ours or ours == old:
         return changes
-    if not old or old["class_path"] != ours["class_path"]:
+    if not old or class_of(old["class_path"]) != class_of(ours["class_path"]):
         return [*changes, f"lr_scheduler={ours['class_path']} (was {old and old['class_path']})"]
     defaults = plain("lr_scheduler", factory("lr_scheduler", {"class_path": ours["class_path"]}, LRScheduler))[
         "init_args"

@@ -3,6 +3,7 @@
 import functools
 import math
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,25 @@ def test_a_new_rate_wins_and_none_keeps_the_checkpoints(tmp_path: Path) -> None:
             scheduled(None, rate), datamodule=data(), ckpt_path=tmp_path / "x.ckpt", weights_only=True
         )
         assert seen.rates == [expected] * 2
+
+
+def test_an_optimizers_settings_are_the_checkpoints(tmp_path: Path) -> None:
+    def optimized(optimizer: Any) -> Distance:
+        return Distance(1, SMALL, DirectSoftplus, optimizer)
+
+    first = trainer(max_steps=3)
+    first.fit(optimized(functools.partial(torch.optim.Adam, lr=0.02)), datamodule=data())
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    again = {"datamodule": data(), "ckpt_path": tmp_path / "x.ckpt", "weights_only": True}
+    with pytest.raises(ValueError, match=r"x.ckpt does not fit .*by torch.*Adam and this module has torch.*SGD"):
+        trainer(max_steps=5).fit(optimized(functools.partial(torch.optim.SGD, lr=0.02)), **again)
+    with pytest.warns(UserWarning, match=r"optimizer.lr=0.5 is replaced by the checkpoint's 0.02"):
+        trainer(max_steps=5).fit(optimized(functools.partial(torch.optim.Adam, lr=0.5)), **again)
+    for same in (torch.optim.Adam, {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.02}}):  # another path to it
+        same = functools.partial(same, lr=0.02) if callable(same) else same
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="optimizer.")
+            trainer(max_steps=5).fit(optimized(same), **again)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
