@@ -11,7 +11,7 @@ import math
 import pickle
 import pickletools
 import re
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -98,24 +98,41 @@ class _Restricted(pickle._Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError("it refers to objects outside the file")
 
+    # The hash of a tuple of tuples of tuples takes as long as its author wishes, and cannot be interrupted.
+    def _refuse(self, *others: Any) -> None:
+        raise pickle.UnpicklingError("it holds a set")
 
-# Classes, because a pickle can put attributes on a function.
+    def _put(self: Any) -> None:
+        self._check_keys(self.stack[-2:-1])
+        self.load_setitem()
+
+    def _put_all(self: Any) -> None:
+        self._check_keys(self.stack[::2])
+        self.load_setitems()
+
+    def _make(self: Any) -> None:
+        self._check_keys(self.stack[::2])
+        self.load_dict()
+
+    def _check_keys(self, keys: list[Any]) -> None:
+        if not all(isinstance(key, str | bytes | int) for key in keys):
+            raise pickle.UnpicklingError("a key is neither a word nor a number")
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        **dict.fromkeys((pickle.EMPTY_SET[0], pickle.FROZENSET[0]), _refuse),
+        **{pickle.SETITEM[0]: _put, pickle.SETITEMS[0]: _put_all, pickle.DICT[0]: _make},
+    }
+
+
+# A class, because a pickle can put attributes on a function.
 class _Reconstructor(_Record):
     """What Python 2 made plain objects by; only records are."""
 
     def __new__(cls, made: Any, base: Any, state: Any) -> Any:
         if not (isinstance(made, type) and issubclass(made, _Record)):
-            raise pickle.UnpicklingError(f"it makes an object of {made!r}")
+            raise pickle.UnpicklingError(f"it makes an object of a {type(made).__name__}")
         return made()
-
-
-class _Encode(_Record):
-    """How protocol 2 writes bytes."""
-
-    def __new__(cls, text: str, encoding: str) -> Any:
-        if encoding != "latin1":
-            raise pickle.UnpicklingError(f"it asks for the codec {encoding!r}")
-        return text.encode("latin1")
 
 
 _KNOWN: dict[tuple[str, str], Any] = {
@@ -125,10 +142,10 @@ _KNOWN: dict[tuple[str, str], Any] = {
             *(("numpy", name) for name in ("ndarray", "dtype", "_reconstruct", "_frombuffer", "scalar")),
             ("builtins", "slice"),
             ("builtins", "object"),
+            ("_codecs", "encode"),  # how protocol 2 writes bytes
         ]
     },
     ("copyreg", "_reconstructor"): _Reconstructor,
-    ("_codecs", "encode"): _Encode,
 }
 
 
@@ -150,9 +167,13 @@ def _array(record: Any) -> _Array | list[Any]:
     if not re.fullmatch(r"f[248]|[iu][1248]", code):
         raise ValueError(f"a block of columns is not numbers but {code}")
     order = "" if dtype.state is None else dtype.state[1]
+    if getattr(content, "origin", "") == "_codecs.encode":
+        content = content.args[0]
     data = content.encode("latin1") if isinstance(content, str) else bytes(memoryview(content))
     numbers: _Array = np.frombuffer(data, np.dtype(f"{order if order in ('<', '>') else ''}{code}"))
-    if math.prod(shape) != numbers.size or min(shape, default=0) < 0:
+    if not (isinstance(shape, tuple) and all(isinstance(n, int) and 0 <= n <= numbers.size for n in shape)):
+        raise ValueError(f"the shape of an array of {numbers.size} numbers is none")
+    if math.prod(shape) != numbers.size:
         raise ValueError(f"an array of shape {shape} has {numbers.size} numbers")
     return numbers.reshape(shape, order="F" if is_fortran else "C")
 

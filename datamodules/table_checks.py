@@ -15,6 +15,21 @@ _LISTED = 10  # columns named in a warning
 _DEPENDENT = 1e-10  # variance, relative to that of the columns, of a combination that is a constant but for rounding
 
 
+def standard_units(rows: Table) -> tuple[Table, Table]:
+    """Return mean and standard deviation, from distances to the median: a sum of large numbers loses a small spread.
+
+    Args:
+        rows: (N, D), no column constant.
+
+    Returns:
+        Both (D,).
+    """
+    median = np.median(rows, axis=0)
+    width = np.ptp(rows, axis=0)  # its square need not be a number
+    parts = (rows - median) / width
+    return median + width * parts.mean(axis=0), width * parts.std(axis=0)
+
+
 def refuse_non_finite(values: Table, columns: Sequence[str], source: str) -> None:
     """Refuse missing and infinite values.
 
@@ -111,7 +126,8 @@ def warn_of_degenerate(train: Table, columns: Sequence[str], source: str) -> Non
             "density has no upper bound at values that repeat. Add noise of the size of a step to them, or leave them "
             "out by drop_columns."
         )
-    standard = (train - train.mean(axis=0)) / train.std(axis=0)
+    location, scale = standard_units(train)
+    standard = (train - location) / scale
     variances, directions = np.linalg.eigh(standard.T @ standard / len(train))
     null = directions[:, variances < _DEPENDENT]
     if null.size:

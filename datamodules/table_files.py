@@ -6,8 +6,10 @@ import json
 import math
 import os
 import re
+import tokenize
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -122,18 +124,19 @@ def resolve_columns(columns: Columns | None, available: Sequence[str], source: s
         columns = list(range(len(available)))
     if len(columns) == 0:
         raise ValueError(f"{source!r}: no columns to use; known columns: {_listed(available)}")
+    counts, places = Counter(available), {name: place for place, name in reversed(list(enumerate(available)))}
     positions = []
     for column in columns:
         if isinstance(column, int) and not isinstance(column, bool) and 0 <= column < len(available):
             positions.append(column)
-        elif isinstance(column, str) and column in available:
-            positions.append(list(available).index(column))
+        elif isinstance(column, str) and column in places:
+            positions.append(places[column])
         else:
             raise ValueError(f"{source!r} has no column {column!r}; known columns: {_listed(available)}")
     names = [available[position] for position in positions]
     if len(set(positions)) < len(positions):
         raise ValueError(f"{source!r}: a column is asked for twice: {list(columns)}")
-    if repeated := sorted({name for name in names if list(available).count(name) > 1}):
+    if repeated := sorted({name for name in names if counts[name] > 1}):
         raise ValueError(f"{source!r}: the column name(s) {repeated} occur more than once; rename them in the file")
     return positions
 
@@ -151,7 +154,10 @@ def _guarded(path: str, function: Callable[..., Any], *arguments: Any) -> Any:
         raise ValueError(f"{path!r}: {error}") from None
     except MemoryError as error:
         raise ValueError(f"{path!r} is too large for this machine's memory") from error
-    except (ValueError, EOFError, KeyError, OSError, zipfile.BadZipFile, pyarrow.ArrowException, csv.Error) as error:
+    except (
+        *(ValueError, TypeError, AttributeError, EOFError, KeyError, OSError, RecursionError, tokenize.TokenError),
+        *(zipfile.BadZipFile, pyarrow.ArrowException, csv.Error),
+    ) as error:
         if isinstance(error, PermissionError):
             raise
         reason = " ".join(str(error).split())
@@ -257,6 +263,8 @@ def _check_array(shape: tuple[int, ...], dtype: np.dtype[Any], label: str) -> No
         raise TableError(f"{label} holds {dtype}, not real numbers that float64 holds")
     if len(shape) not in (1, 2):
         raise TableError(f"{label} has shape {shape}; a table is (rows, columns), or (rows,) for one column")
+    if min(shape) < 1:
+        raise TableError(f"{label} has shape {shape}: no rows or no columns")
 
 
 def _array_names(shape: tuple[int, ...]) -> list[str]:

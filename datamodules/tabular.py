@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from sklearn import datasets
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from lightning_lift.datamodules.base import DensityDataModule
@@ -21,6 +20,7 @@ from lightning_lift.datamodules.table_checks import (
     refuse_constant,
     refuse_lost_digits,
     refuse_non_finite,
+    standard_units,
     warn_of_degenerate,
     warn_of_outliers,
 )
@@ -163,9 +163,9 @@ class TabularDataModule(DensityDataModule):
         fitted = splits.get("train", splits.get("predict"))
         assert fitted is not None
         if self._standardize:
-            scaler = StandardScaler().fit(fitted)
-            self.set_standardization(torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_))
-            served = {key: scaler.transform(rows) for key, rows in splits.items()}
+            location, scale = standard_units(fitted) if "train" in splits else _units_of_predictions(fitted)
+            self.set_standardization(torch.from_numpy(location), torch.from_numpy(scale))
+            served = {key: (rows - location) / scale for key, rows in splits.items()}
         refuse_lost_digits(splits, served, self.columns, self.name)
         tensors = {key: torch.from_numpy(rows.astype(np.float32)) for key, rows in served.items()}
         self.set_open_range(tensors.get("train", tensors.get("predict", torch.empty(0))))
@@ -197,6 +197,12 @@ class TabularDataModule(DensityDataModule):
     def _shipped_values(self) -> Table:
         assert self._shipped is not None
         return self._shipped[1]
+
+
+def _units_of_predictions(rows: Table) -> tuple[Table, Table]:
+    """Median and interquartile range (D,): one far row must not cost the others their digits in float32."""
+    low, median, high = np.quantile(rows, [0.25, 0.5, 0.75], axis=0)
+    return median, np.where(high > low, high - low, 1.0)
 
 
 def _known_tables() -> str:

@@ -3,6 +3,7 @@
 import io
 import pickle
 import sys
+import tracemalloc
 import types
 from pathlib import Path
 
@@ -205,3 +206,44 @@ def test_a_file_beyond_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_pickle, "LARGEST", 100)
     with pytest.raises(ValueError, match="more than 100 bytes"):
         read_frame(io.BytesIO(pickle.dumps(frame())), "x.pickle")
+
+
+NESTED = b"(tq\0" + b"".join(b"h" + bytes([i]) + b"h" + bytes([i]) + b"\x86q" + bytes([i + 1]) for i in range(60))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        b"}h\x3cK\1s.",
+        b"}(h\x3cK\1u.",
+        b"(h\x3cK\1d.",
+        b"\x8f(h\x3c\x90.",
+        b"(h\x3c\x91.",
+        b"ccopy_reg\n_reconstructor\n(h\x3cc__builtin__\nobject\nNtR.",
+    ],
+)
+def test_nested_tuples_are_neither_hashed_nor_written_out(use: bytes) -> None:
+    with pytest.raises(ValueError, match="cannot be read as a frame"):
+        read_frame(io.BytesIO(NESTED + use), "x.pickle")
+
+
+@pytest.mark.parametrize(
+    "shape", [b"X\1\0\0\0aJ\0\0\0\x70\x86", b"K\2h\x3c\x86", b"J\xfe\xff\xff\xffJ\xff\xff\xff\xff\x86"]
+)
+def test_shapes_are_counts(shape: bytes) -> None:
+    content = pickle.dumps(pd.DataFrame(np.zeros((1, 2)), columns=pd.Index(["p", "q"], dtype=object)), protocol=2)
+    assert b"K\x02K\x01\x86" in content
+    content = NESTED + content[2:].replace(b"K\x02K\x01\x86", shape, 1)
+    with pytest.raises(ValueError, match="the shape of an array of 2 numbers is none"):
+        read_frame(io.BytesIO(content), "x.pickle")
+
+
+def test_text_is_not_encoded_again_and_again() -> None:
+    text = b"X" + (1_000_000).to_bytes(4, "little") + b"x" * 1_000_000 + b"q\0"
+    content = b"\x80\2(" + text + b"c_codecs\nencode\nq\1" + b"h\1h\0X\6\0\0\0latin1\x86R" * 300 + b"t."
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="it holds tuple"):
+        read_frame(io.BytesIO(content), "x.pickle")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20_000_000  # 300 copies are 300 MB

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.datasets import load_iris
 
-from lightning_lift.datamodules import TabularDataModule, unpacking
+from lightning_lift.datamodules import TabularDataModule, table_files, unpacking
 
 RNG = np.random.default_rng(0)
 TABLE = pd.DataFrame(
@@ -249,7 +249,7 @@ def test_bad_arrays(tmp_path) -> None:
 
 def test_array_without_rows(tmp_path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((0, 3)))
-    with pytest.raises(ValueError, match="a: 0 rows are too few"):
+    with pytest.raises(ValueError, match=r"a\.npy.*shape \(0, 3\): no rows"):
         tabular(path=str(tmp_path / "a.npy")).setup()
 
 
@@ -534,3 +534,47 @@ def test_rows_to_predict_alone(tmp_path, table) -> None:
             data.setup(stage)
     with pytest.raises(ValueError, match="has no split 'train', only"):
         data.train_dataloader()
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(1e12, 1e-2), (1e9, 1e-3), (0, 1e-170), (0, 1e170)])
+def test_a_spread_far_below_the_mean_is_standardised(tmp_path, mean, deviation) -> None:
+    np.save(tmp_path / "a.npy", mean + deviation * np.random.default_rng(0).normal(size=(20_000, 2)))
+    data = tabular(path=str(tmp_path / "a.npy"))
+    data.setup()
+    train = data.split("train")
+    torch.testing.assert_close(train.std(0), torch.ones(2), rtol=1e-3, atol=0)
+    torch.testing.assert_close(data.scale / deviation, torch.ones(2).double(), rtol=0.02, atol=0)
+    assert float(train.mean(0).abs().max()) < 1e-2  # 1e12 is known to 1.2e-4
+
+
+def test_rows_to_predict_keep_their_digits_beside_a_far_one(tmp_path) -> None:
+    rows = np.random.default_rng(0).normal(size=(100, 2))
+    rows[7] = 1e8
+    np.save(tmp_path / "new.npy", rows)
+    data = tabular(predict_path=str(tmp_path / "new.npy"))
+    data.setup("predict")
+    found = data.location + data.scale * data.split("predict").double()
+    np.testing.assert_allclose(found.numpy(), rows, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["{'descr': '<f8', 'fortran_order': False, 'shape': (0, 30000000)}", "(" * 3000, "{'descr': ('<f8', True)}"],
+)
+def test_hostile_headers_of_arrays(tmp_path, header) -> None:
+    content = header.encode() + b"\n"
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\1\0" + len(content).to_bytes(2, "little") + content + bytes(64))
+    with pytest.raises(ValueError, match=r"a\.npy"):
+        tabular(path=str(tmp_path / "a.npy"))
+
+
+@pytest.mark.parametrize("notes", ["[]", '{"index_columns": null}', "[" * 100_000])
+def test_hostile_notes_of_pandas_in_parquet(tmp_path, notes) -> None:
+    pq.write_table(pa.table({"a": [1.0]}).replace_schema_metadata({"pandas": notes}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet' cannot be read"):
+        tabular(path=str(tmp_path / "a.parquet"))
+
+
+def test_wide_tables_are_not_quadratic(tmp_path) -> None:
+    names = [f"c{i}" for i in range(50_000)]  # two minutes where each is looked for among all
+    assert table_files.resolve_columns(None, names, "wide") == list(range(50_000))
