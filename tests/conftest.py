@@ -1,24 +1,38 @@
 """What every test file may use."""
 
+import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightning_lift.callbacks import FlowFigure, SampleDistance
 
-SPAWN = ("subprocess", "WORKER", "LocalEngine")  # what a test file that starts processes has imported or named
+_SPAWN = ("import subprocess", "WORKER = ", "LocalEngine")  # of a test file that starts processes
+
+
+@functools.cache
+def _group(file: str) -> str:
+    """What shares a worker: the tests of a file, for its fixtures, and all that start processes."""
+    text = (Path(__file__).parent.parent / file).read_text()
+    return "processes" if any(word in text for word in _SPAWN) else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep each file on one worker, for its fixtures, and all that start processes on the same one, at the start."""
+    """Begin with the tests that start processes: they take longest."""
+    items.sort(key=lambda item: _group(item.nodeid.partition("::")[0]) != "processes")
 
-    def starts_processes(item: pytest.Item) -> bool:
-        return any(hasattr(getattr(item, "module", None), name) for name in SPAWN)
 
-    items.sort(key=lambda item: not starts_processes(item))
-    for item in items:
-        group = "processes" if starts_processes(item) else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a worker one group at a time; xdist's own groups have no effect on pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid.partition("::")[0])
+
+    return GroupScheduling(config, log)
 
 
 @pytest.fixture
