@@ -16,7 +16,7 @@ from lightning_lift.compare.records import monitored
 from lightning_lift.diagnostics.latent_step import latent_of, latent_step
 from lightning_lift.diagnostics.probe import Probed, undisturbed
 from lightning_lift.diagnostics.shoulder import inside_mask, occupancy
-from lightning_lift.modules.divergence import DivergenceError, largest_weight
+from lightning_lift.modules.divergence import DivergenceError, has_exploded, largest_weight
 from lightning_lift.parameterizations import Parameterization
 
 _TOLERANCE = 1e-5  # relative; what a right inverse promises is 1e-6
@@ -83,6 +83,7 @@ class Recorder(L.Callback):
         self._seen: list[Any] = []
         self._fixed: Any = None
         self._before: Tensor | None = None
+        self._first_loss: float | None = None
         self._checkpointed = -1
 
     def data_hash(self, finished: bool) -> str:
@@ -116,11 +117,13 @@ class Recorder(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Evaluate, and raise ``DivergenceError`` where the loss is not finite."""
+        """Evaluate, and raise ``DivergenceError`` where the loss is not finite or has exploded."""
         self.clock.stop()
         step = trainer.global_step
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if isinstance(loss, Tensor) and not bool(torch.isfinite(loss).all()):
+        if self._first_loss is None and isinstance(loss, Tensor):
+            self._first_loss = float(loss)
+        if isinstance(loss, Tensor) and has_exploded(float(loss), self._first_loss or 0.0):
             self._row(step)["train/loss"] = float(loss)
             raise DivergenceError(f"the training loss is {float(loss)} at step {step}")
         if self.checkpoint_every and step // self.checkpoint_every > self._checkpointed // self.checkpoint_every:

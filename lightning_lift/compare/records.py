@@ -92,8 +92,8 @@ class RunRecord:
         learning_rate: of the optimizer; None for the configuration's own.
         seed: of network and data.
         steps: optimizer steps asked for.
-        outcome: ``finished``; ``diverged`` (the loss or a metric is not finite: an outcome, not a fault); ``failed``
-            (an error, which stands in ``error``).
+        outcome: ``finished``; ``diverged`` (the loss has exploded or a metric is not finite: an outcome, not a fault);
+            ``failed`` (an error, which stands in ``error``).
         error: kind and message of what went wrong, None otherwise.
         engine: ``lightning``; ``vectorized`` in records of earlier versions that trained all seeds of an arm in one
             batch.

@@ -41,9 +41,9 @@ def run(spec: RunSpec, directory: Path, checkpoint_every: int | None = None) -> 
             first before training; None for none.
 
     Returns:
-        The record: ``finished``; ``diverged`` where the training loss or the monitored metric is not finite, or where
-        an error is one of arithmetic or comes with weights that have grown a thousandfold, with the curves to there;
-        ``failed`` with the kind and message of any other error.
+        The record: ``finished``; ``diverged`` where the training loss has exploded or the monitored metric is not
+        finite, or where an error is one of arithmetic or comes with weights that have grown a thousandfold, with the
+        curves to there; ``failed`` with the kind and message of any other error.
 
     Raises:
         KeyboardInterrupt: passed on, as any fault of the surroundings is (see ``faults.lost_by``); nothing is left

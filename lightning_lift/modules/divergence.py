@@ -1,15 +1,29 @@
 """When training has diverged, and the error that says so."""
 
 import dis
+import math
 
 import lightning as L
 import torch
 
+_EXPLODED = 1e6  # no sane training makes the loss that many times as large
 _BLOWN_UP = 1e3  # no sane training makes the largest weight that many times as large
 
 
 class DivergenceError(ArithmeticError):
     """Training has diverged. The message says what is not finite, at which step and rate, and what to try."""
+
+
+def has_exploded(loss: float, first: float) -> bool:
+    """Whether a training loss is beyond return: not finite, or a million times the first one.
+
+    Log-partition estimators follow an exploding energy in float64 for long, so a loss can stay finite.
+
+    Args:
+        loss: of a later batch.
+        first: of the first batch.
+    """
+    return not loss <= _EXPLODED * max(1.0, abs(first)) or math.isinf(loss)
 
 
 @torch.no_grad()

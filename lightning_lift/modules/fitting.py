@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_lift.modules.checkpoint_files import name_damaged_files, write_whole_files
 from lightning_lift.modules.checkpoints import StoredModule
-from lightning_lift.modules.divergence import DivergenceError, has_diverged, is_blown_up, largest_weight
+from lightning_lift.modules.divergence import DivergenceError, has_diverged, has_exploded, is_blown_up, largest_weight
 from lightning_lift.modules.factories import factory
 from lightning_lift.modules.loops import forward_state, settle_loops
 from lightning_lift.modules.schedules import check_optimizer, renew_schedule
@@ -30,11 +30,11 @@ _LAG = 50  # batches between two looks at the losses where a look waits for a de
 class FittedModule(StoredModule):
     """Base of every module that is trained here, with or without convex networks.
 
-    A fit ends with ``DivergenceError`` at the first training loss that is not finite (seen at once on one CPU, within
-    50 batches elsewhere), at a monitored metric, ``val/loss`` or ``val/nll`` that is not finite in validation, and at
-    an error of arithmetic after the first step; such weights are never written as a checkpoint. Under averaging
-    callbacks whatever is evaluated outside ``fit`` is the module as it is given or loaded. Local checkpoints are
-    written beside their place and renamed.
+    A fit ends with ``DivergenceError`` at the first training loss that is not finite, or a million times the first one
+    (seen at once on one CPU, within 50 batches elsewhere), at a monitored metric, ``val/loss`` or ``val/nll`` that is
+    not finite in validation, and at an error of arithmetic after the first step; such weights are never written as a
+    checkpoint. Under averaging callbacks whatever is evaluated outside ``fit`` is the module as it is given or loaded.
+    Local checkpoints are written beside their place and renamed.
 
     Subclass requirements: constructor arguments plain or factories, all of them passed on or stored by name; hooks
     that are overridden call ``super()``.
@@ -72,6 +72,7 @@ class FittedModule(StoredModule):
         self._modes: list[tuple[nn.Module, bool]] = []  # before an evaluation that has not ended
         self._judged = False  # whether a divergence ends the fit
         self._start_size, self._began = math.inf, 0.0  # largest weight and time at the start of training
+        self._first_loss: float | None = None
         self._losses: list[tuple[int, float, Tensor]] = []  # step, rate and loss, not yet looked at
         self._before: tuple[int, dict[str, Any]] | None = None  # see ``settle_loops``
         self._batch: Any = None  # of the present training step
@@ -145,6 +146,7 @@ class FittedModule(StoredModule):
         """Start the watch over the loss; not in a learning-rate finder, nor where a callback judges the run itself."""
         callbacks = getattr(self.trainer, "callbacks", [])
         self._judged = not any(isinstance(c, _LRCallback) or getattr(c, "judges_divergence", False) for c in callbacks)
+        self._first_loss = None
         self._losses, self._began = [], time.time() - 0.01  # files are stamped by a coarser clock
         self._start_size = largest_weight(self) if self._judged else math.inf
 
@@ -164,17 +166,17 @@ class FittedModule(StoredModule):
             self._judge_losses()
 
     def _judge_losses(self) -> None:
-        """Raise at the first loss that is not finite in any process; called by all processes alike."""
+        """Raise at the first loss that has exploded in any process; called by all processes alike."""
         noted, self._losses = self._losses, []
         if not noted:
             return
-        losses = torch.stack([loss for *_, loss in noted])
-        losses = torch.where(losses.isfinite(), 0.0, losses).float()
+        losses = torch.stack([loss for *_, loss in noted]).float()
         if self.trainer.world_size > 1:
-            losses = torch.as_tensor(self.all_gather(losses)).reshape(self.trainer.world_size, -1).sum(0)
+            losses = torch.as_tensor(self.all_gather(losses)).reshape(self.trainer.world_size, -1).mean(0)
         for (step, rate, _), loss in zip(noted, losses.tolist(), strict=True):
-            if not math.isfinite(loss):
-                raise DivergenceError(self._diverged(f"the training loss is {loss}", step, rate))
+            self._first_loss = loss if self._first_loss is None else self._first_loss
+            if has_exploded(loss, self._first_loss):
+                raise DivergenceError(self._diverged(f"the training loss is {loss:.6g}", step, rate))
 
     def _judge_metrics(self) -> None:
         callbacks = getattr(self.trainer, "callbacks", [])

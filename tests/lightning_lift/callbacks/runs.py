@@ -72,3 +72,9 @@ def break_(model: LogConcaveEBM) -> None:
     """What a diverged training leaves behind."""
     for parameter in model.parameterization.parameters():
         parameter.fill_(float("nan"))
+
+
+class GoesOn(L.Callback):
+    """Let a fit go on where its loss is not finite: what callbacks then do is their own."""
+
+    judges_divergence = True

@@ -13,6 +13,7 @@ from lightning_lift.parameterizations import DirectSoftplus
 from lightning_lift.partition import Quadrature
 from tests.lightning_lift.callbacks.runs import (
     PARAMETERIZATIONS,
+    GoesOn,
     break_,
     events,
     flat,
@@ -104,7 +105,7 @@ def test_several_optimizer_steps_a_batch_are_measured_together(tmp_path: Path) -
 def test_a_diverged_model_is_said_once(tmp_path: Path) -> None:
     model = small_model(PARAMETERIZATIONS["direct"])
 
-    class Break(L.Callback):
+    class Break(GoesOn):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:  # type: ignore[no-untyped-def]
             break_(pl_module)
 

@@ -19,6 +19,7 @@ from lightning_lift.callbacks import (
 )
 from tests.lightning_lift.callbacks.runs import (
     PARAMETERIZATIONS,
+    GoesOn,
     break_,
     flat,
     make_trainer,
@@ -97,7 +98,7 @@ def test_callbacks_change_no_bit_of_the_training(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", PARAMETERIZATIONS)
 def test_a_diverged_model_is_reported_once_and_ends_nothing(name: str, tmp_path: Path) -> None:
-    class Diverges(L.Callback):
+    class Diverges(GoesOn):
         def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
             if trainer.global_step == 4:
                 break_(pl_module)

@@ -9,6 +9,7 @@ from lightning_lift.callbacks import ShoulderOccupancy, ShoulderVisits
 from lightning_lift.parameterizations import ProjectedGradient
 from tests.lightning_lift.callbacks.runs import (
     PARAMETERIZATIONS,
+    GoesOn,
     break_,
     events,
     flat,
@@ -85,7 +86,7 @@ def test_a_second_training_starts_anew_and_a_diverged_model_is_said(tmp_path: Pa
     model = small_model(PARAMETERIZATIONS["direct"])
     break_(model)
     with pytest.warns(UserWarning, match="diverged"):
-        make_trainer(tmp_path / "c", [callback], max_steps=5, limit_val_batches=0).fit(model, small_data())
+        make_trainer(tmp_path / "c", [callback, GoesOn()], max_steps=5, limit_val_batches=0).fit(model, small_data())
     assert not (tmp_path / "c" / LOGS / "shoulder_visits.npz").exists()
 
 

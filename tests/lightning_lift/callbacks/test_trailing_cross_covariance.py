@@ -8,6 +8,7 @@ from lightning_lift.callbacks import TrailingCrossCovariance
 from lightning_lift.diagnostics import probe_cross_covariance
 from tests.lightning_lift.callbacks.runs import (
     PARAMETERIZATIONS,
+    GoesOn,
     break_,
     events,
     flat,
@@ -70,7 +71,7 @@ def test_a_diverged_model_ends_nothing(tmp_path: Path) -> None:
     model = small_model(PARAMETERIZATIONS["direct"])
     break_(model)
     with pytest.warns(UserWarning, match="no reading at step 8"):
-        make_trainer(tmp_path, [TrailingCrossCovariance(8, 6)], max_steps=8, limit_val_batches=0).fit(
+        make_trainer(tmp_path, [TrailingCrossCovariance(8, 6), GoesOn()], max_steps=8, limit_val_batches=0).fit(
             model, small_data()
         )
 
