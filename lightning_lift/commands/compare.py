@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from lightning_lift.commands.compare_options import from_options, name_list, parse
+from lightning_lift.compare.build import make_data
 from lightning_lift.compare.comparison import STAGES, PairedComparison
 from lightning_lift.compare.directory import read_settings, sole_user
 from lightning_lift.compare.engines import Engine, execute, given_up
@@ -26,7 +27,7 @@ def main(args: Sequence[str]) -> None:
 
     Raises:
         ValueError: what the arguments, the configuration or the directory have wrong.
-        FileNotFoundError: there is no such configuration.
+        FileNotFoundError: there is no such configuration, or no such file of data.
     """
     parsed = parse(args)
     if parsed.only is not None:
@@ -41,6 +42,7 @@ def main(args: Sequence[str]) -> None:
         _write_report(comparison)
         return
     options, comparison = from_options(parsed)
+    make_data(comparison.settings.config)  # what its constructor refuses, every run would meet
     with sole_user(comparison.directory):
         comparison.open()
         if parsed.retry_failed:

@@ -251,6 +251,8 @@ def test_the_number_of_steps_and_the_directory_are_the_configuration_s_unless_gi
         (["--parameterizations", "pgd,nothing"], "there is no parameterization 'nothing'; known are"),
         (["--parameterizations", "direct:gain=3"], "direct has no argument 'gain'; its arguments are"),
         (["--data.batch_sise=3"], "batch_sise"),
+        (["--data.batch_size=0"], "batch_size must be an integer of at least 1"),  # before any run begins
+        (["--data=TabularDataModule", "--data.path=none.csv"], "no file 'none.csv'"),
         (["--sed", "3"], "--sed"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--only", "x"], "argument --only: invalid int value: 'x'"),
