@@ -40,6 +40,11 @@ class InMemoryDataModule(TrustedLoading, LightningDataModule, Generic[Split]):
 
     def __init__(self, *, dim: int, name: str, batch_size: int, data_seed: int, eval_batch_size: int) -> None:
         super().__init__()
+        self._passed: dict[str, Any] = {}  # the arguments of the constructors below, as they were called
+        frame = inspect.currentframe()
+        while (frame := frame.f_back if frame else None) and frame.f_locals.get("self") is self:
+            plain = {k: v for k, v in frame.f_locals.items() if v is None or isinstance(v, int | float | str)}
+            self._passed = plain | self._passed
         check_data_seed(data_seed)
         check_counts(dim=dim, batch_size=batch_size, eval_batch_size=eval_batch_size)
         self.dim = dim
@@ -64,7 +69,9 @@ class InMemoryDataModule(TrustedLoading, LightningDataModule, Generic[Split]):
             if all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(constructor).parameters.values()):
                 break  # it hands nothing on
             for name, parameter in inspect.signature(inherited).parameters.items():
-                if parameter.default is not parameter.empty and name not in (kwargs.get("ignore") or ()):
+                # a constructor that passes a value of its own takes no such argument
+                own = self._passed.get(name, parameter.default) is not parameter.default
+                if parameter.default is not parameter.empty and name not in (kwargs.get("ignore") or ()) and not own:
                     self.hparams.setdefault(name, parameter.default)
         self._hparams_initial = copy.deepcopy(self._hparams)
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from lightning_lift.datamodules import DensityDataModule, GumbelDataModule, loading
+from lightning_lift.datamodules import DensityDataModule, GumbelDataModule, SampledDataModule, loading
 
 
 def small(**arguments: object) -> GumbelDataModule:
@@ -168,3 +168,16 @@ def test_bad_ranges_and_scales() -> None:
         data.set_standardization(torch.zeros(2), torch.tensor([1.0, 0.0]))
     with pytest.raises(ValueError, match=r"must be \(2,\)"):
         data.set_standardization(torch.zeros(3), torch.ones(2))
+
+
+class Fixed(SampledDataModule):
+    def __init__(self, extra: int = 1, **kwargs: int) -> None:
+        super().__init__(dim=1, name="fixed", num_val=500, batches_per_epoch=7, **kwargs)
+        self.save_hyperparameters()
+
+
+def test_hyperparameters_leave_out_what_a_constructor_fixes() -> None:
+    data = Fixed(num_test=5)
+    assert data.hparams["num_test"] == 5 and data.hparams["num_calibration"] == 16384
+    assert not {"num_val", "batches_per_epoch"} & data.hparams.keys()
+    Fixed(**data.hparams)  # what load_from_checkpoint does
