@@ -40,7 +40,7 @@ docs: $(READY)  ## write the command line's reference to docs/reference/
 	  $(BIN)/lightning-lift $$command --help > docs/reference/$$command.txt; done
 
 bench: $(READY)  ## every benchmark, one after the other
-	for script in benchmarks/*.py; do $(BIN)/python $$script; done
+	for script in $(filter-out benchmarks/before.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script; done
 
 clean:  ## remove caches and runs, keep the virtual environment
 	rm -rf runs lightning_logs .mypy_cache .ruff_cache .pytest_cache build *.egg-info

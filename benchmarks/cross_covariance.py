@@ -10,6 +10,7 @@ import functools
 import json
 from typing import Any
 
+import before
 import lightning as L
 import torch
 
@@ -30,7 +31,9 @@ ARMS: dict[str, Any] = {
 def train(arm: str, seed: int, steps: int) -> tuple[LogConcaveEBM, GumbelDataModule]:
     L.seed_everything(seed, verbose=False)
     data = GumbelDataModule(data_seed=seed)
-    module = LogConcaveEBM(1, functools.partial(ICNN, widths=[128, 128, 128]), ARMS[arm], learning_rate=1e-3)
+    module = LogConcaveEBM(
+        1, functools.partial(ICNN, widths=[128] * 3, **before.NETWORK), ARMS[arm], learning_rate=1e-3, **before.TRAINING
+    )
     trainer = L.Trainer(
         max_steps=steps,
         accelerator="cpu",

@@ -85,7 +85,7 @@ class Timers:
 def build(arm: str, estimator: str, arguments: argparse.Namespace) -> LogConcaveEBM:
     L.seed_everything(0, verbose=False)
     network = functools.partial(
-        ICNN, widths=[arguments.width] * arguments.layers, divide_by_fan_in=True, weight_init="constant"
+        ICNN, widths=[arguments.width] * arguments.layers, strong_convexity=0.02, weight_init="constant"
     )
     if estimator == "langevin":
         partition: Any = functools.partial(Langevin, num_chains=256, num_steps=5)

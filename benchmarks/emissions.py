@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import before
 import lightning as L
 import torch
 from flow_training import Job, log_prob, run_all, summary, train
@@ -84,7 +85,7 @@ def fresh(data: EightGaussiansDataModule, seed: int) -> Iterator[Tensor]:
 
 def eight_gaussians(job: Job, make: Callable[[], Parameterization]) -> Job:
     data = EightGaussiansDataModule(batch_size=64, data_seed=job["seed"])
-    network = functools.partial(ICNN, widths=[64, 64, 64], strong_convexity=0.05)
+    network = functools.partial(ICNN, widths=[64, 64, 64], strong_convexity=0.05, **before.START)
     module = ConvexPotentialFlow(2, network, make, actnorm=False)
     calibration, test = list(data.calibration_dataloader()), data.split("test")
     record = train(
@@ -112,7 +113,7 @@ def gumbel(job: Job, make: Callable[[], Parameterization], recipe: bool) -> Job:
     data = GumbelDataModule(batches_per_epoch=500 if recipe else 100, data_seed=job["seed"])
     optimizer: Any = torch.optim.Adam
     schedule: Any = None
-    network: Any = functools.partial(ICNN, widths=[128, 128, 128])
+    network: Any = functools.partial(ICNN, widths=[128, 128, 128], **before.NETWORK)
     if recipe:
         optimizer = functools.partial(torch.optim.Adam, betas=(0.9, 0.99))
         schedule = functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=job["steps"])
@@ -215,7 +216,7 @@ def parameters(module: torch.nn.Module) -> int:
 
 def cost(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    network = functools.partial(ICNN, widths=[512] * 5, divide_by_fan_in=True, weight_init="constant")
+    network = functools.partial(ICNN, widths=[512] * 5, strong_convexity=0.02, weight_init="constant")
     partition = functools.partial(Langevin, num_chains=256, num_steps=arguments.chain_steps)
     batch = torch.randn(256, 21, generator=torch.Generator().manual_seed(0))
     steps: dict[str, Callable[[], float]] = {}

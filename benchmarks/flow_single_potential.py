@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import before
 import torch
 from flow_training import Job, log_prob, run_all, summary, train
 from torch import Tensor
@@ -32,7 +33,7 @@ ARMS: dict[str, Any] = {
     "direct_gain_10": functools.partial(DirectSoftplus, latent_gain=10.0),
     "lift": functools.partial(Lift, body_widths=[64, 64, 96]),
 }
-NETWORK = functools.partial(ICNN, widths=[64, 64, 64], strong_convexity=0.05)
+NETWORK = functools.partial(ICNN, widths=[64, 64, 64], strong_convexity=0.05, **before.START)
 
 
 def fresh(data: EightGaussiansDataModule, seed: int) -> Iterator[Tensor]:

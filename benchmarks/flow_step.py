@@ -55,7 +55,13 @@ def make_icnn(setting: Setting) -> ICNN:
     torch.manual_seed(0)
     k = "learned" if setting.tabular else K
     network = ICNN(
-        setting.dim, setting.widths, strong_convexity=k, actnorm=setting.tabular, weight_init="constant", bias_std=0.1
+        setting.dim,
+        setting.widths,
+        strong_convexity=k,
+        divide_by_fan_in=False,
+        actnorm=setting.tabular,
+        weight_init="constant",
+        bias_std=0.1,
     )
     with torch.no_grad():
         for name in network.nonnegative_names():

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import before
 import pandas as pd
 import torch
 from flow_training import Job, log_prob, run_all, summary, train
@@ -87,7 +88,7 @@ def make(job: Job, dim: int) -> Any:
     if job["arm"] in BASELINES:
         kind: Any = BASELINES[job["arm"]]
         return NormalizingFlow(dim, kind, hidden_features=job["hidden"], dropout=job["dropout"])
-    network = functools.partial(ICNN, widths=job["widths"], strong_convexity="learned", actnorm=True)
+    network = functools.partial(ICNN, widths=job["widths"], strong_convexity="learned", actnorm=True, **before.START)
     return ConvexPotentialFlow(dim, network, PARAMETERIZATIONS[job["arm"]])
 
 

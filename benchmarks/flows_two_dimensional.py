@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import before
 import torch
 import yaml
 from flow_training import Job, log_prob, run_all, summary, train
@@ -37,7 +38,7 @@ from lightning_lift.parameterizations import DirectSoftplus, Lift, ProjectedGrad
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 PARAMETERIZATIONS = {"DirectSoftplus": DirectSoftplus, "Lift": Lift, "ProjectedGradient": ProjectedGradient}
-CP_FLOW = functools.partial(ICNN, strong_convexity="learned", actnorm=True)
+CP_FLOW = functools.partial(ICNN, strong_convexity="learned", actnorm=True, **before.START)
 
 
 def recipe() -> tuple[ConvexPotentialFlow, float, tuple[float, float]]:

@@ -14,6 +14,7 @@ import tempfile
 import time
 from typing import Any
 
+import before
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
@@ -30,8 +31,10 @@ ARMS: dict[str, Any] = {"pgd": ProjectedGradient, "direct": DirectSoftplus, "lif
 
 def build(arm: str) -> tuple[LogConcaveEBM, GumbelDataModule]:
     L.seed_everything(0, verbose=False)
-    network = functools.partial(ICNN, widths=[128, 128, 128])
-    return LogConcaveEBM(1, network, ARMS[arm], learning_rate=1e-3), GumbelDataModule(batches_per_epoch=500)
+    network = functools.partial(ICNN, widths=[128, 128, 128], **before.NETWORK)
+    return LogConcaveEBM(1, network, ARMS[arm], learning_rate=1e-3, **before.TRAINING), GumbelDataModule(
+        batches_per_epoch=500
+    )
 
 
 def bare(arm: str, steps: int) -> float:

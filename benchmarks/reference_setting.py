@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import before
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -45,7 +46,9 @@ def run(target: str, arm: str, seed: int, steps: int) -> dict[str, float]:
     """Test total variation at the best validation and at the last step, and the seconds of fit."""
     L.seed_everything(seed, verbose=False)
     data = TARGETS[target](batches_per_epoch=100, data_seed=seed)
-    module = LogConcaveEBM(1, functools.partial(ICNN, widths=[128, 128, 128]), ARMS[arm], learning_rate=1e-3)
+    module = LogConcaveEBM(
+        1, functools.partial(ICNN, widths=[128] * 3, **before.NETWORK), ARMS[arm], learning_rate=1e-3, **before.TRAINING
+    )
     with tempfile.TemporaryDirectory() as folder:
         best = ModelCheckpoint(dirpath=folder, monitor="val/nll")
         trainer = L.Trainer(

@@ -16,6 +16,7 @@ import json
 import time
 from typing import Any
 
+import before
 import numpy as np
 import torch
 
@@ -30,7 +31,7 @@ from lightning_lift.rescaling import rescale_module_
 ARMS = ("none", "pathcond", "enorm")
 PARAMETERIZATIONS: dict[str, Any] = {"pgd": ProjectedGradient, "direct": DirectSoftplus}
 STARTS: dict[str, dict[str, Any]] = {
-    "folded normal": {},
+    "folded normal": {**before.START},
     "constant, by fan-in": {
         "divide_by_fan_in": True,
         "weight_init": "constant",
@@ -46,7 +47,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 def make(parameterization: str, start: str, seed: int, data: GumbelDataModule) -> LogConcaveEBM:
     torch.manual_seed(seed)
-    network = functools.partial(ICNN, widths=[32, 32, 32], activation="relu", **STARTS[start])
+    network = functools.partial(ICNN, widths=[32, 32, 32], activation="relu", strong_convexity=0.02, **STARTS[start])
     module = LogConcaveEBM(1, network=network, parameterization=PARAMETERIZATIONS[parameterization])
     module.partition.prepare(data.support, data.window)
     return module
