@@ -38,6 +38,9 @@ def without_modules(text: str) -> str:
     return re.sub(r'"(?:lightning_lift|datamodules)\.(?:\w+\.)*(\w+)"', r'"\1"', text)
 
 
+_LATER = {"intercept": False}
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """One run, wholly determined: the same spec gives the same numbers.
@@ -75,9 +78,17 @@ class RunSpec:
     @property
     def fingerprint(self) -> str:
         """The hash of everything that determines the numbers: two specs with one key must agree in it."""
-        text = json.dumps([FORMAT, self.steps, self.seed, self.config], sort_keys=True, default=str)
+        text = json.dumps([FORMAT, self.steps, self.seed, _without_later(self.config)], sort_keys=True, default=str)
         text = without_modules(text)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _without_later(settings: Any) -> Any:
+    """Settings less the arguments that records of earlier versions could not have, where they change nothing."""
+    if isinstance(settings, dict):
+        kept = {key: value for key, value in settings.items() if key not in _LATER or value != _LATER[key]}
+        return {key: _without_later(value) for key, value in kept.items()}
+    return [_without_later(item) for item in settings] if isinstance(settings, list) else settings
 
 
 @dataclass

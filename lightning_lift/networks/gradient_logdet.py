@@ -40,6 +40,7 @@ class NetworkTensors(NamedTuple):
         hidden_weights: T_2, ..., T_L, shapes (h_l, h_{l-1}).
         input_weights: A_1, ..., A_L, shapes (h_l, D).
         biases: c_1, ..., c_L, shapes (h_l,).
+        output_bias: the intercept, a scalar; no derivative sees it.
     """
 
     strong_convexity: Tensor | float
@@ -48,13 +49,14 @@ class NetworkTensors(NamedTuple):
     hidden_weights: Sequence[Tensor]
     input_weights: Sequence[Tensor]
     biases: Sequence[Tensor]
+    output_bias: Tensor | float = 0.0
 
     def layers(self) -> list[tuple[Tensor | None, Tensor, Tensor]]:
         """T (None first), A and c of each layer."""
         return list(zip((None, *self.hidden_weights), self.input_weights, self.biases, strict=True))
 
     def flat(self) -> tuple[Tensor, ...]:
-        """All of them, in this order."""
+        """All that derivatives depend on, in this order."""
         k = torch.as_tensor(self.strong_convexity, dtype=self.output_weight.dtype, device=self.output_weight.device)
         return (k, *self[1:3], *self.hidden_weights, *self.input_weights, *self.biases)
 

@@ -19,9 +19,9 @@ from lightning_lift.networks.base import (
 )
 from lightning_lift.networks.gradient_logdet import NetworkTensors, gradient_logdet
 from lightning_lift.networks.hessian_vector import LayeredLinearization
-from lightning_lift.networks.initialization import WeightInit, initialize_nonnegative_
+from lightning_lift.networks.initialization import WeightInit, initialize_nonnegative_, log_spaced_rows_
 
-_SOFTPLUS_INVERSE_OF_1 = math.log(math.expm1(1.0))
+_SCALE_GAIN = {"learned": 1.0, "learned_gain": 10.0}  # of the stored numbers behind k and the output scale
 
 
 class ConvexLayer(nn.Module):
@@ -59,17 +59,28 @@ class ICNN(ConvexNetwork):
         strong_convexity: k, the coefficient of |x|^2 / 2; the Hessian's eigenvalues are at least k. ``learned``:
             F(x) = softplus(w1) E_0(x) + softplus(w0) |x|^2 / 2 with E_0 the network without its quadratic term and
             free scalars w1, w0 (Huang et al., Convex potential flows, 2021), both factors 1 at the start.
+            ``learned_gain``: the same with softplus(10 w), whose scalars keep up with the weights under Adam.
         divide_by_fan_in: divide T_l and t by the number of units they sum over inside the layer, so that the stored
             weights are of order one at any width.
-        weight_init: start of the effective T_l and t: ``folded_normal`` (mean 1/sqrt(fan_in)), ``principled``
-            (Hoedt & Klambauer, 2023, with its bias), or ``constant`` (every one weight_init_value / fan_in).
-        weight_init_value: only for ``constant``: the sum of the weights of one output at the start.
-        free_weight_std: standard deviation of A_l and a at the start; None for Xavier uniform.
-        bias_std: standard deviation of c_l at the start (0: zero, or the bias of the principled start).
+        weight_init: start of the effective T_l and t. ``scaled``: each weight weight_init_value / fan_in, with A_l, a
+            and c_l to match, for any width, depth and dimension (below). ``folded_normal``: the lift
+            paper's, mean 1/sqrt(fan_in). ``principled``: Hoedt & Klambauer (2023), with its bias. ``constant``: as
+            ``scaled``, the rest as for ``folded_normal``.
+        weight_init_value: only for ``scaled`` and ``constant``: the sum of the weights of one output at the start.
+        free_weight_std: standard deviation of A_l and a at the start; None for what belongs to ``weight_init``.
+        bias_std: standard deviation of c_l at the start; None for what belongs to ``weight_init``.
         actnorm: an ActNorm before each activation; ``initialize_actnorm_`` starts them from data.
+        intercept: add a free constant to E, for tasks that fit a value: the rest of an ICNN has none. A density's
+            normalisation and a flow's gradient do not see it.
 
     Raises:
         ValueError: a width or dimension below 1, no hidden layer, a negative k or spread, an unknown name.
+
+    The scaled start (ours) is for inputs of mean 0 and variance 1. T_l and t are constant with sum c = log 2 over the
+    units of one output, so z passes on with a gain below c at any width and the units' common part settles at any
+    depth. Rows of A_l have log-spaced norms (``log_spaced_rows_``) and c_l ~ N(0, 1), which spread the units over
+    places and slopes; a = 0. Per layer, over units and x ~ N(0, I_D): Var(A x + c) = 1 + 109 / D. For other
+    starts A_l and a are Xavier uniform, and c_l is 0 or the bias of the principled start.
 
     Shapes: forward maps (N, D) to (N,).
     """
@@ -79,13 +90,14 @@ class ICNN(ConvexNetwork):
         dim: int,
         widths: Sequence[int] = (64, 64, 64),
         activation: ActivationName = "softplus",
-        strong_convexity: float | Literal["learned"] = 0.02,
-        divide_by_fan_in: bool = False,
-        weight_init: WeightInit = "folded_normal",
+        strong_convexity: float | Literal["learned", "learned_gain"] = "learned_gain",
+        divide_by_fan_in: bool = True,
+        weight_init: WeightInit = "scaled",
         weight_init_value: float = math.log(2.0),
         free_weight_std: float | None = None,
-        bias_std: float = 0.0,
+        bias_std: float | None = None,
         actnorm: bool = False,
+        intercept: bool = False,
     ) -> None:
         super().__init__()
         if dim < 1:
@@ -93,8 +105,9 @@ class ICNN(ConvexNetwork):
         if not widths or min(widths) < 1:
             raise ValueError(f"widths={list(widths)}: give at least one hidden layer, each of at least one unit.")
         if isinstance(strong_convexity, str):
-            if strong_convexity != "learned":
-                raise ValueError(f"strong_convexity={strong_convexity!r}: give a number >= 0, or 'learned'.")
+            if strong_convexity not in _SCALE_GAIN:
+                known = ", ".join(map(repr, _SCALE_GAIN))
+                raise ValueError(f"strong_convexity={strong_convexity!r}: give a number >= 0, or one of {known}.")
         elif not (strong_convexity >= 0.0 and math.isfinite(strong_convexity)):
             raise ValueError(f"strong_convexity={strong_convexity}: must be finite and not negative.")
         for name, spread in (("free_weight_std", free_weight_std), ("bias_std", bias_std)):
@@ -110,11 +123,13 @@ class ICNN(ConvexNetwork):
         )
         self.output_weight = nn.Parameter(torch.empty(widths[-1]))
         self.output_input_weight = nn.Parameter(torch.empty(dim))
+        self.intercept = intercept
+        self.output_bias = nn.Parameter(torch.zeros(())) if intercept else None
         self.learned_scales = isinstance(strong_convexity, str)
         if isinstance(strong_convexity, str):
-            self._strong_convexity = 0.0
-            self.raw_output_scale = nn.Parameter(torch.tensor(_SOFTPLUS_INVERSE_OF_1))
-            self.raw_strong_convexity = nn.Parameter(torch.tensor(_SOFTPLUS_INVERSE_OF_1))
+            self._strong_convexity, self._scale_gain = 0.0, _SCALE_GAIN[strong_convexity]
+            start = torch.tensor(math.log(math.expm1(1.0)) / self._scale_gain)
+            self.raw_output_scale, self.raw_strong_convexity = nn.Parameter(start), nn.Parameter(start.clone())
         else:
             self._strong_convexity = float(strong_convexity)
         self._initialize(weight_init, weight_init_value, free_weight_std, bias_std)
@@ -125,9 +140,11 @@ class ICNN(ConvexNetwork):
         if not self.learned_scales:
             return self._strong_convexity
         raw: Tensor | None = self.raw_strong_convexity
-        return 0.0 if raw is None else float(_softplus(raw.detach()))
+        return 0.0 if raw is None else float(_softplus(self._scale_gain * raw.detach()))
 
-    def _initialize(self, how: WeightInit, value: float, free_std: float | None, bias_std: float) -> None:
+    def _initialize(self, how: WeightInit, value: float, free_std: float | None, bias_std: float | None) -> None:
+        if bias_std is None:
+            bias_std = 1.0 if how == "scaled" else 0.0
         with torch.no_grad():
             for layer in self._layers():
                 bias = 0.0
@@ -135,19 +152,24 @@ class ICNN(ConvexNetwork):
                     fan_in = layer.hidden_weight.shape[1]
                     bias = initialize_nonnegative_(layer.hidden_weight, fan_in, how, value)
                     layer.hidden_weight.mul_(self._stored_scale(fan_in))
-                self._initialize_free(layer.input_weight, free_std)
+                self._initialize_free(layer.input_weight, how, free_std)
                 layer.bias.normal_(bias, bias_std)
             fan_in = self.output_weight.shape[0]
             initialize_nonnegative_(self.output_weight, fan_in, how, value)
             self.output_weight.mul_(self._stored_scale(fan_in))
-            self._initialize_free(self.output_input_weight.unsqueeze(0), free_std)
+            if how == "scaled" and free_std is None:
+                self.output_input_weight.zero_()
+            else:
+                self._initialize_free(self.output_input_weight.unsqueeze(0), how, free_std)
 
     @staticmethod
-    def _initialize_free(weight: Tensor, std: float | None) -> None:
-        if std is None:
-            nn.init.xavier_uniform_(weight)
-        else:
+    def _initialize_free(weight: Tensor, how: WeightInit, std: float | None) -> None:
+        if std is not None:
             weight.normal_(0.0, std)
+        elif how == "scaled":
+            log_spaced_rows_(weight)
+        else:
+            nn.init.xavier_uniform_(weight)
 
     def _layers(self) -> list[ConvexLayer]:
         return [layer for layer in self.layers if isinstance(layer, ConvexLayer)]
@@ -212,7 +234,8 @@ class ICNN(ConvexNetwork):
             pre_activations.append(pre if hidden is None else torch.addmm(pre, z, hidden.T))
             z = self.activation.value(pre_activations[-1])
         linear = z @ tensors.output_weight + x @ tensors.output_input_weight
-        return linear + 0.5 * tensors.strong_convexity * x.square().sum(1), pre_activations
+        quadratic = 0.5 * tensors.strong_convexity * x.square().sum(1)
+        return linear + quadratic + tensors.output_bias, pre_activations
 
     def _sweep(self, x: Tensor, tensors: NetworkTensors, order: int) -> LayeredLinearization:
         """Up through the layers and down again; at order 1 without the curvatures."""
@@ -336,10 +359,11 @@ class ICNN(ConvexNetwork):
         output = output / output.shape[0] if self.divide_by_fan_in else output
         k: Tensor | float = self._strong_convexity
         if self.learned_scales:
-            scale = _softplus(fetch(self, "", "raw_output_scale"))
-            k = _softplus(fetch(self, "", "raw_strong_convexity"))
+            scale = _softplus(self._scale_gain * fetch(self, "", "raw_output_scale"))
+            k = _softplus(self._scale_gain * fetch(self, "", "raw_strong_convexity"))
             output, output_inputs = scale * output, scale * output_inputs
-        return NetworkTensors(k, output_inputs, output, hiddens, input_weights, biases)
+        intercept = fetch(self, "", "output_bias") if self.intercept else 0.0
+        return NetworkTensors(k, output_inputs, output, hiddens, input_weights, biases, intercept)
 
 
 def _softplus(raw: Tensor) -> Tensor:

@@ -24,7 +24,10 @@ PARAMETERIZATIONS = {
 
 def spec(arm: str, seed: int) -> RunSpec:
     name, init_args = PARAMETERIZATIONS[arm]
-    network = {"class_path": "lightning_lift.networks.ICNN", "init_args": {"widths": [6, 5], "divide_by_fan_in": True}}
+    network = {
+        "class_path": "lightning_lift.networks.ICNN",
+        "init_args": {"widths": [6, 5], "weight_init": "folded_normal", "strong_convexity": 0.02},
+    }
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     config: dict[str, Any] = {
         "seed_everything": seed,

@@ -38,7 +38,7 @@ def classifier(folder: Path, **settings: Any) -> Path:
 
 def density(folder: Path, parameterization: Any, activation: Any = "relu") -> Path:
     torch.manual_seed(0)
-    network = functools.partial(ICNN, widths=[6, 6], activation=activation, bias_std=1.0)
+    network = functools.partial(ICNN, widths=[6, 6], activation=activation, strong_convexity=0.02)
     module = LogConcaveEBM(1, network, parameterization, learning_rate=1e-2)
     run = trainer(folder)
     data = GumbelDataModule(batch_size=32, batches_per_epoch=4, num_val=64, num_test=64, num_calibration=64)

@@ -99,7 +99,7 @@ def test_the_form_of_version_0_1_is_converted() -> None:
     torch.testing.assert_close(layer(x), old["log_scale"].exp() * (x + old["bias"]))
     torch.testing.assert_close(layer.shift.detach(), old["log_scale"].exp() * old["bias"])
     torch.manual_seed(0)
-    network = ICNN(2, (2,), strong_convexity=0.0, actnorm=True, bias_std=1.0)
+    network = ICNN(2, (2,), strong_convexity=0.0, divide_by_fan_in=False, actnorm=True)
     state = {name: tensor for name, tensor in network.state_dict().items() if "actnorm" not in name}
     network.load_state_dict(state | {f"layers.0.actnorm.{name}": tensor for name, tensor in old.items()})
     inner = old["log_scale"].exp() * (x @ state["layers.0.input_weight"].T + state["layers.0.bias"] + old["bias"])

@@ -49,7 +49,7 @@ class TestActNormInside(NetworkContract):
 
 def test_learned_scales_and_actnorm_are_the_stated_formula() -> None:
     torch.manual_seed(0)
-    network = ICNN(2, widths=(5, 4), strong_convexity="learned", actnorm=True, bias_std=1.0).double()
+    network = ICNN(2, (5, 4), strong_convexity="learned", divide_by_fan_in=False, actnorm=True).double()
     with torch.no_grad():
         for tensor in (*network.parameters(), *(layer.actnorm.center for layer in network.layers)):
             tensor.add_(0.2 * torch.rand_like(tensor))
@@ -80,7 +80,7 @@ def test_without_the_options_the_state_is_as_before() -> None:
     """Checkpoints written before ActNorm and learned scales existed must load."""
     names = ["output_weight", "output_input_weight", "layers.0.input_weight", "layers.0.bias"]
     names += ["layers.1.hidden_weight", "layers.1.input_weight", "layers.1.bias"]
-    assert list(ICNN(2, (4, 4)).state_dict()) == names
+    assert list(ICNN(2, (4, 4), strong_convexity=0.02).state_dict()) == names
 
 
 def pre_activations(network: ICNN, x: torch.Tensor) -> list[torch.Tensor]:
@@ -90,7 +90,7 @@ def pre_activations(network: ICNN, x: torch.Tensor) -> list[torch.Tensor]:
         if seen:
             z = network.activation.value(seen[-1])
             pre = pre + z @ (layer.hidden_weight / layer.hidden_weight.shape[1]).T
-        seen.append(layer.actnorm(pre) + layer.bias)
+        seen.append((layer.actnorm(pre) if layer.actnorm else pre) + layer.bias)
     return seen
 
 
@@ -106,7 +106,7 @@ def test_actnorms_start_with_centred_units_of_variance_one() -> None:
 
 def test_actnorms_start_under_the_weights_handed_in_and_only_once() -> None:
     torch.manual_seed(0)
-    network, x = ICNN(2, (8, 8), actnorm=True), torch.randn(64, 2)
+    network, x = ICNN(2, (8, 8), divide_by_fan_in=False, bias_std=0.0, actnorm=True), torch.randn(64, 2)
     bound = ProjectedGradient().bind(network)
     doubled = {name: 2.0 * weight for name, weight in bound.weights().items()}
     network.initialize_actnorm_(x, doubled)
@@ -145,7 +145,7 @@ def test_everything_emitted_by_a_lift() -> None:
 
 def test_forward_is_the_stated_formula() -> None:
     torch.manual_seed(0)
-    network = ICNN(2, widths=(5, 4), strong_convexity=0.3, bias_std=1.0).double()
+    network = ICNN(2, widths=(5, 4), strong_convexity=0.3, divide_by_fan_in=False).double()
     p = {name: tensor.detach() for name, tensor in network.named_parameters()}
     x = torch.randn(7, 2, dtype=torch.float64)
     z = torch.log1p(torch.exp(x @ p["layers.0.input_weight"].T + p["layers.0.bias"]))
@@ -169,7 +169,9 @@ def test_dividing_by_the_fan_in_keeps_the_effective_start() -> None:
 
 def test_folded_normal_start_has_mean_one_over_root_fan_in() -> None:
     torch.manual_seed(0)
-    weight = dict(ICNN(1, widths=(256, 256)).named_parameters())["layers.1.hidden_weight"]
+    weight = dict(ICNN(1, (256, 256), weight_init="folded_normal", divide_by_fan_in=False).named_parameters())[
+        "layers.1.hidden_weight"
+    ]
     standard_error = float(weight.std()) / math.sqrt(weight.numel())
     assert abs(float(weight.mean()) - 1 / 16) < 4 * standard_error
 
@@ -177,7 +179,7 @@ def test_folded_normal_start_has_mean_one_over_root_fan_in() -> None:
 def test_principled_start_has_the_published_moments() -> None:
     torch.manual_seed(0)
     n = 256
-    parameters = dict(ICNN(1, widths=(n, 1024), weight_init="principled").named_parameters())
+    parameters = dict(ICNN(1, (n, 1024), weight_init="principled", divide_by_fan_in=False).named_parameters())
     weight, bias = parameters["layers.1.hidden_weight"].detach(), parameters["layers.1.bias"].detach()
     denominator = 6 * (math.pi - 1) + (n - 1) * (3 * math.sqrt(3) + 2 * math.pi - 6)
     assert float(weight.mean()) == pytest.approx(math.sqrt(6 * math.pi / (n * denominator)), rel=0.02)
@@ -231,3 +233,53 @@ def test_bad_arguments_are_named(arguments: dict, message: str) -> None:
 def test_points_of_the_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"expected \(N, 2\)"):
         ICNN(2, (4,))(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(("dim", "depth", "width"), [(1, 3, 64), (2, 10, 64), (10, 1, 512), (10, 10, 512), (256, 3, 8)])
+def test_the_scaled_start_is_of_order_one_at_any_size(dim: int, depth: int, width: int) -> None:
+    """Moments over units and x ~ N(0, I): pre-activations as stated, value and gradient as for |x|^2 / 2."""
+    values, gradients, spreads = [], [], []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        network, x = ICNN(dim, widths=(width,) * depth), torch.randn(2000, dim)
+        bound = potential_of(network)
+        value, gradient = bound.value_gradient(x)
+        pre = pre_activations(network, x)[-1]
+        free = x @ network.layers[-1].input_weight.T + network.layers[-1].bias
+        common = pre - free  # T z, the same for every unit of a constant start
+        assert depth == 1 or float((common - common[:, :1]).abs().max()) < 1e-4 * float(pre.abs().max())
+        spreads.append(float(free.var()))
+        values.append(float((value - 0.5 * x.square().sum(1)).mean()))
+        gradients.append(float((gradient - x).square().sum(1).mean().sqrt()))
+    assert sum(spreads) / 8 == pytest.approx(1.0 + 109.0 / dim, rel=0.35)
+    assert 0.0 < sum(values) / 8 < 12.0, "E_0 is no larger at any depth or width"
+    assert sum(gradients) / 8 < 12.0
+
+
+def test_an_intercept_is_added_to_the_value_and_to_nothing_else() -> None:
+    torch.manual_seed(0)
+    with_one = ICNN(2, (8, 8), intercept=True)
+    without = ICNN(2, (8, 8))
+    without.load_state_dict({k: v for k, v in with_one.state_dict().items() if k != "output_bias"})
+    with torch.no_grad():
+        with_one.output_bias.fill_(-3.0)
+    x = torch.randn(5, 2)
+    one, two = potential_of(with_one), potential_of(without)
+    torch.testing.assert_close(one.value(x), two.value(x) - 3.0)
+    for derivative in ("gradient", "hessian", "logdet"):
+        torch.testing.assert_close(getattr(one, derivative)(x), getattr(two, derivative)(x))
+
+
+def test_learned_gain_is_the_stated_formula() -> None:
+    torch.manual_seed(0)
+    network, x = ICNN(2, (4,), strong_convexity="learned_gain"), torch.randn(5, 2)
+    fixed = ICNN(2, (4,), strong_convexity=0.0)
+    fixed.load_state_dict({k: v for k, v in network.state_dict().items() if not k.startswith("raw_")})
+    plain = potential_of(fixed).value(x)
+    assert network.strong_convexity == pytest.approx(1.0)
+    with torch.no_grad():
+        network.raw_strong_convexity.fill_(0.2)
+        network.raw_output_scale.fill_(-0.1)
+    expected = torch.log1p(torch.tensor(-1.0).exp()) * plain
+    expected = expected + 0.5 * torch.log1p(torch.tensor(2.0).exp()) * x.square().sum(1)
+    torch.testing.assert_close(potential_of(network).value(x), expected)

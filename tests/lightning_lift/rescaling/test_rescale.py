@@ -68,7 +68,7 @@ def test_nonnegative_weights_stay_nonnegative() -> None:
 @pytest.mark.parametrize("divide", [False, True])
 def test_icnn_of_this_package(divide: bool) -> None:
     torch.manual_seed(0)
-    model = ICNN(3, (8, 8), activation="relu", divide_by_fan_in=divide).double()
+    model = ICNN(3, (8, 8), activation="relu", strong_convexity=0.02, divide_by_fan_in=divide).double()
     report = rescale_(model, example_input=torch.randn(9, 3, dtype=torch.float64))
     assert report.num_units == 16
     assert report.function_change["eval"] < 1e-12

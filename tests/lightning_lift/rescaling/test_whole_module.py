@@ -16,7 +16,9 @@ from lightning_lift.rescaling import rescale_module_, transport_states_
 def relu_model(parameterization: Any = ProjectedGradient, dim: int = 1, **network: Any) -> LogConcaveEBM:
     torch.manual_seed(0)
     settings = {"widths": (12, 8), "activation": "relu", "bias_std": 1.0} | network
-    return LogConcaveEBM(dim, network=partial(ICNN, **settings), parameterization=parameterization)
+    return LogConcaveEBM(
+        dim, network=partial(ICNN, **{"strong_convexity": 0.02} | settings), parameterization=parameterization
+    )
 
 
 def values(module: LogConcaveEBM, x: Tensor) -> Tensor:
