@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lightning_lift.modules.checkpoints import refresh_summaries
+from lightning_lift.modules.defaults import DefaultAdam, DefaultParameterization, WarmupCosine
 from lightning_lift.modules.factories import factory
 from lightning_lift.modules.frozen import FrozenEnergy
 from lightning_lift.modules.task import TaskModule
 from lightning_lift.networks import ICNN, ConvexNetwork
-from lightning_lift.parameterizations import Lift, Parameterization
+from lightning_lift.parameterizations import Parameterization
 from lightning_lift.potential import Potential
 
 
@@ -31,9 +32,11 @@ class ConvexModule(TaskModule):
     Args:
         dim: dimension D of the data; linked from the data module on the command line.
         network: factory of the convex network, called with ``dim``.
-        parameterization: factory of the way in which the weights are kept nonnegative: ``lift``, ``direct``, ``pgd``.
+        parameterization: factory of the way in which the weights are kept nonnegative: ``direct_gain``,
+            ``direct``, ``pgd``, ``lift``.
         optimizer: factory of the optimizer, called with the parameters.
         lr_scheduler: factory of a learning-rate scheduler, called with the optimizer; it steps once per optimizer step.
+            None for a constant rate.
         learning_rate: replaces the optimizer's own learning rate; what a learning-rate finder sets.
 
     Raises:
@@ -45,9 +48,9 @@ class ConvexModule(TaskModule):
         self,
         dim: int,
         network: Callable[[int], ConvexNetwork] = ICNN,
-        parameterization: Callable[[], Parameterization] = Lift,
-        optimizer: OptimizerCallable = torch.optim.Adam,
-        lr_scheduler: LRSchedulerCallable | None = None,
+        parameterization: Callable[[], Parameterization] = DefaultParameterization,
+        optimizer: OptimizerCallable = DefaultAdam,
+        lr_scheduler: LRSchedulerCallable | None = WarmupCosine,
         learning_rate: float | None = None,
     ) -> None:
         super().__init__(dim=dim, optimizer=optimizer, lr_scheduler=lr_scheduler, learning_rate=learning_rate)

@@ -6,12 +6,13 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
+from lightning_lift.modules.defaults import DefaultAdam, DefaultParameterization, WarmupCosine
 from lightning_lift.modules.density import DensityModule
 from lightning_lift.modules.factories import factory
 from lightning_lift.modules.frozen import FrozenDensity, FrozenEnergy, inside_only
 from lightning_lift.networks import ICNN, ConvexNetwork
 from lightning_lift.networks.base import check_points
-from lightning_lift.parameterizations import Lift, Parameterization
+from lightning_lift.parameterizations import Parameterization
 from lightning_lift.partition import Partition, PartitionEstimate, Quadrature
 from lightning_lift.potential import Potential
 
@@ -32,13 +33,15 @@ class LogConcaveEBM(DensityModule):
     Args:
         dim: dimension D of the data; linked from the data module on the command line.
         network: factory of the convex energy, called with ``dim``.
-        parameterization: factory of the way in which the weights are kept nonnegative: ``lift``, ``direct``, ``pgd``.
+        parameterization: factory of the way in which the weights are kept nonnegative: ``direct_gain``,
+            ``direct``, ``pgd``, ``lift``.
         partition: factory of the estimator of log Z in training: ``Quadrature`` (one or two dimensions),
             ``Langevin``, ``FlowImportance``.
         evaluation: factory of the estimator of log Z in validation, test, predict and freeze, such as
             ``AnnealedImportanceSampling``, and of the draws; None for what ``partition`` itself brings.
         optimizer: factory of the optimizer, called with the parameters.
         lr_scheduler: factory of a learning-rate scheduler, called with the optimizer; it steps once per optimizer step.
+            None for a constant rate.
         learning_rate: replaces the optimizer's own learning rate; what a learning-rate finder sets.
     """
 
@@ -46,10 +49,10 @@ class LogConcaveEBM(DensityModule):
         self,
         dim: int,
         network: Callable[[int], ConvexNetwork] = ICNN,
-        parameterization: Callable[[], Parameterization] = Lift,
+        parameterization: Callable[[], Parameterization] = DefaultParameterization,
         partition: Callable[[], Partition] = Quadrature,
-        optimizer: OptimizerCallable = torch.optim.Adam,
-        lr_scheduler: LRSchedulerCallable | None = None,
+        optimizer: OptimizerCallable = DefaultAdam,
+        lr_scheduler: LRSchedulerCallable | None = WarmupCosine,
         learning_rate: float | None = None,
         evaluation: Callable[[], Partition] | None = None,
     ) -> None:

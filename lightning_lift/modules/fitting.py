@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_lift.modules.checkpoint_files import name_damaged_files, write_whole_files
 from lightning_lift.modules.checkpoints import StoredModule
+from lightning_lift.modules.defaults import WarmupCosine
 from lightning_lift.modules.divergence import DivergenceError, has_diverged, has_exploded, is_blown_up, largest_weight
 from lightning_lift.modules.factories import factory
 from lightning_lift.modules.loops import forward_state, settle_loops
@@ -87,6 +88,8 @@ class FittedModule(StoredModule):
         if self._lr_scheduler is None:
             return optimizer
         scheduler = self._lr_scheduler(optimizer)
+        if isinstance(scheduler, WarmupCosine) and self._trainer is not None:
+            scheduler.follow(self.trainer.estimated_stepping_batches)
         for name in ("T_max", "step_size"):  # others are checked by torch
             if getattr(scheduler, name, 1) < 1:
                 raise ValueError(f"lr_scheduler: {name}={getattr(scheduler, name)}: give a number of steps, 1 or more.")

@@ -12,12 +12,13 @@ from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric
 from lightning_lift.flows.inverse import ConvexConjugate, InverseResult, convex_conjugate
 from lightning_lift.flows.logdet import LogDet, LogDetChoice, LogDetResult, StochasticLogDet, make_logdet
 from lightning_lift.flows.transform import FlowBlock, FlowMap, FlowStage, all_points, standard_normal_log_prob
+from lightning_lift.modules.defaults import DefaultAdam, DefaultParameterization, WarmupCosine
 from lightning_lift.modules.density import DensityModule
 from lightning_lift.modules.factories import factory
 from lightning_lift.modules.frozen import FrozenFlow
 from lightning_lift.networks import ICNN, ConvexNetwork
 from lightning_lift.networks.base import check_points
-from lightning_lift.parameterizations import Lift, Parameterization
+from lightning_lift.parameterizations import Parameterization
 from lightning_lift.potential import Potential
 
 
@@ -37,7 +38,8 @@ class ConvexPotentialFlow(DensityModule):
     Args:
         dim: dimension D of the data; linked from the data module on the command line.
         network: factory of a block's convex potential F, called with ``dim``; twice differentiable, strongly convex.
-        parameterization: factory of the way in which the weights are kept nonnegative: ``lift``, ``direct``, ``pgd``.
+        parameterization: factory of the way in which the weights are kept nonnegative: ``direct_gain``,
+            ``direct``, ``pgd``, ``lift``.
         num_blocks: potentials whose gradient maps are composed.
         actnorm: an ActNorm before each block, started from data, so that a block sees rows of mean 0 and variance 1.
         logdet: ``exact`` (Hessian and Cholesky factor), ``stochastic`` (conjugate gradients and Lanczos quadrature), or
@@ -51,6 +53,7 @@ class ConvexPotentialFlow(DensityModule):
         inverse_rows: test rows that the inverse and the condition number are measured on; 0 for none.
         optimizer: factory of the optimizer, called with the parameters.
         lr_scheduler: factory of a learning-rate scheduler, called with the optimizer; it steps once per optimizer step.
+            None for a constant rate.
         learning_rate: replaces the optimizer's own learning rate; what a learning-rate finder sets.
 
     Raises:
@@ -61,7 +64,7 @@ class ConvexPotentialFlow(DensityModule):
         self,
         dim: int,
         network: Callable[[int], ConvexNetwork] = ICNN,
-        parameterization: Callable[[], Parameterization] = Lift,
+        parameterization: Callable[[], Parameterization] = DefaultParameterization,
         num_blocks: int = 1,
         actnorm: bool = True,
         logdet: LogDetChoice = "auto",
@@ -70,8 +73,8 @@ class ConvexPotentialFlow(DensityModule):
         stochastic_logdet: Callable[[], LogDet] = StochasticLogDet,
         inverse_tolerance: float | None = None,
         inverse_rows: int = 1000,
-        optimizer: OptimizerCallable = torch.optim.Adam,
-        lr_scheduler: LRSchedulerCallable | None = None,
+        optimizer: OptimizerCallable = DefaultAdam,
+        lr_scheduler: LRSchedulerCallable | None = WarmupCosine,
         learning_rate: float | None = None,
     ) -> None:
         if isinstance(num_blocks, bool) or not isinstance(num_blocks, int) or num_blocks < 1:

@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_lift.modules.checkpoints import class_of
 from lightning_lift.modules.factories import factory, plain
+from lightning_lift.trusted import resolve_class
 
 _PROGRESS = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch", "_last_lr", "_step_count")  # of a plateau's
 
@@ -64,7 +65,10 @@ def check_optimizer(checkpoint: Mapping[str, Any], own: Mapping[str, Any]) -> No
     ours, theirs = (settings.get("optimizer") for settings in (own, checkpoint.get("hyper_parameters", {})))
     if not ours or not theirs:
         return
-    if class_of(ours["class_path"]) != class_of(theirs["class_path"]):
+    kinds = [
+        resolve_class("optimizer", settings["class_path"], (torch.optim.Optimizer,)) for settings in (ours, theirs)
+    ]
+    if not (issubclass(*kinds) or issubclass(*reversed(kinds))):  # a subclass has the same state
         raise ValueError(
             f"the checkpoint was trained by {theirs['class_path']} and this module has {ours['class_path']}: resume "
             "under the same optimizer, or start a new fit from the weights (load_from_checkpoint)."

@@ -6,7 +6,7 @@ factory function in that slot would not survive in the hyperparameters.
 
 from lightning_lift.parameterizations.admm import ADMM
 from lightning_lift.parameterizations.controls import LearnedCode, NoBody, NoSlack
-from lightning_lift.parameterizations.direct import DirectSoftplus
+from lightning_lift.parameterizations.direct import DirectGain, DirectSoftplus
 from lightning_lift.parameterizations.direct_noise import DirectNoise
 from lightning_lift.parameterizations.lift import Lift
 from lightning_lift.parameterizations.other_batches import FrozenBatch, IndependentBatch
@@ -23,6 +23,12 @@ class direct(DirectSoftplus):
     """Short name of ``DirectSoftplus``."""
 
     __doc__ = DirectSoftplus.__doc__
+
+
+class direct_gain(DirectGain):
+    """Short name of ``DirectGain``."""
+
+    __doc__ = DirectGain.__doc__
 
 
 class lift(Lift):

@@ -33,7 +33,7 @@ class ParameterizationContract:
 
     def _bound(self, dtype: torch.dtype = torch.float32) -> tuple[ICNN, Parameterization, dict[str, Tensor]]:
         torch.manual_seed(0)
-        network = ICNN(2, widths=(16, 12)).to(dtype)
+        network = ICNN(2, widths=(16, 12), strong_convexity=0.02).to(dtype)
         start = {name: p.detach().clone() for name, p in network.named_parameters()}
         parameterization = self.make().bind(network)
         return network, parameterization, {name: start[name] for name in parameterization.names}

@@ -127,7 +127,8 @@ def diverge(folder: Path) -> None:
         folder: where the results go.
     """
     data = GumbelDataModule(batch_size=8, batches_per_epoch=20, num_val=8, num_test=8, num_calibration=8)
-    module = OneDiverges(1, functools.partial(ICNN, widths=[8, 8]), DirectSoftplus, learning_rate=1e-2)
+    network = functools.partial(ICNN, widths=[8, 8])
+    module = OneDiverges(1, network, DirectSoftplus, learning_rate=1e-2, lr_scheduler=None)
     trainer = L.Trainer(
         max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False, default_root_dir=folder,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

@@ -31,10 +31,13 @@ def small_model(
     torch.manual_seed(0)
     return LogConcaveEBM(
         dim,
-        network=partial(ICNN, widths=(8, 8)),
+        network=partial(
+            ICNN, widths=(8, 8), strong_convexity=0.02, divide_by_fan_in=False, weight_init="folded_normal"
+        ),
         parameterization=parameterization,
         partition=partial(Quadrature, num_points=101 if dim == 1 else 21, evaluation_points=201 if dim == 1 else 41),
         optimizer=partial(torch.optim.Adam, lr=lr),
+        lr_scheduler=None,
     )
 
 

@@ -61,7 +61,9 @@ def model(parameterization: Any = ProjectedGradient) -> LogConcaveEBM:
     torch.manual_seed(0)
     return LogConcaveEBM(
         1,
-        network=partial(ICNN, widths=(8, 8), activation="relu", bias_std=1.0),
+        network=partial(
+            ICNN, widths=(8, 8), activation="relu", strong_convexity=0.02, weight_init="folded_normal", bias_std=1.0
+        ),
         parameterization=parameterization,
         partition=partial(Quadrature, num_points=101, evaluation_points=201),
         optimizer=partial(torch.optim.Adam, lr=1e-2),

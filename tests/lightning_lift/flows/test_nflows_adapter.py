@@ -30,7 +30,8 @@ KINDS: tuple[Any, ...] = ("maf", "realnvp", "rq_nsf_coupling", "rq_nsf_autoregre
 
 def icnn(dim: int = 3, seed: int = 0, **options: Any) -> ICNN:
     torch.manual_seed(seed)
-    return ICNN(dim, **{"widths": (16, 16), "strong_convexity": 0.1} | options)
+    start = {"widths": (16, 16), "strong_convexity": 0.1, "weight_init": "folded_normal", "divide_by_fan_in": False}
+    return ICNN(dim, **start | options)
 
 
 def rows(count: int = 20, dim: int = 3, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:

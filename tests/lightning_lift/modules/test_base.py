@@ -78,7 +78,7 @@ def test_several_networks_get_their_own_weights() -> None:
 
 def test_learning_rate_replaces_the_optimizers_own() -> None:
     module = Regression(1, SMALL, optimizer=functools.partial(torch.optim.SGD, lr=0.1), learning_rate=0.02)
-    assert module.configure_optimizers().param_groups[0]["lr"] == 0.02
+    assert module.configure_optimizers()["optimizer"].param_groups[0]["lr"] == 0.02
     scheduled = Regression(
         1, SMALL, learning_rate=0.02, lr_scheduler=functools.partial(torch.optim.lr_scheduler.StepLR, step_size=2)
     ).configure_optimizers()
@@ -122,7 +122,7 @@ def test_a_task_without_a_loss_says_so() -> None:
 
 def test_calibration_without_rows_is_a_clear_error() -> None:
     with pytest.raises(RuntimeError, match="calibration_dataloader"):
-        Regression(dim=1, network=SMALL).calibrate()
+        Regression(dim=1, network=SMALL, parameterization=Lift).calibrate()
     Regression(dim=1, network=SMALL, parameterization=DirectSoftplus).calibrate()  # nothing to calibrate
 
 
@@ -160,7 +160,9 @@ def test_projected_weights_are_feasible_at_every_hook(optimizer: type[torch.opti
             Watched.seen += 1
             assert self.parameterization.is_feasible()
 
-    module = Watched(1, SMALL, ProjectedGradient, optimizer=functools.partial(optimizer, lr=0.2), learning_rate=None)
+    network = functools.partial(SMALL, strong_convexity=0.02, divide_by_fan_in=False, weight_init="folded_normal")
+    steps = functools.partial(optimizer, lr=0.2)
+    module = Watched(1, network, ProjectedGradient, optimizer=steps, lr_scheduler=None)
     TestUserTask()._trainer(max_steps=10).fit(module, datamodule=data())
     assert Watched.seen == 10
     assert (module.parameterization.latent() == 0).any(), "the steps did push weights against the boundary"

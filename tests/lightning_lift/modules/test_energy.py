@@ -91,8 +91,8 @@ def test_density_integrates_to_one_in_original_units_and_training_helps(paramete
     data = TabularDataModule(table="load_wine", columns=["alcohol", "color_intensity"], batch_size=64)
     module, trainer = fitted(data, steps=150, parameterization=parameterization)
     frozen = module.freeze()
-    low = data.location + data.scale * data.window[0] - 5 * data.scale
-    high = data.location + data.scale * data.window[1] + 5 * data.scale
+    low = data.units.invert(data.window).amin(0) - 5 * data.units.spread
+    high = data.units.invert(data.window).amax(0) + 5 * data.units.spread
     window = torch.stack([low, high])
     mass = log_integral(frozen.log_prob(grid_points(window, 401)), window, 401).exp()
     assert float(mass) == pytest.approx(1.0, abs=2e-3)
@@ -217,7 +217,7 @@ def test_learning_rate_finder_and_early_stopping() -> None:
     found = Tuner(trainer).lr_find(module, datamodule=data, num_training=25, min_lr=1e-5, max_lr=1e-1)
     assert found is not None
     assert module.learning_rate == found.suggestion()
-    assert module.configure_optimizers().param_groups[0]["lr"] == found.suggestion()
+    assert module.configure_optimizers()["optimizer"].param_groups[0]["initial_lr"] == found.suggestion()
     trainer.fit(module, datamodule=data)
     assert trainer.current_epoch < 5
 
@@ -289,10 +289,10 @@ def test_frozen_density_draws_in_original_units_in_four_dimensions() -> None:
     module, data, _ = four_dimensional(steps=200)
     frozen = module.freeze()
     draws = frozen.sample(2000, seed=0)
-    rows = data.location + data.scale * data.split("train")
+    rows = data.units.invert(data.split("train"))
     error = rows.std(0) / math.sqrt(len(rows))
     assert bool(((draws.mean(0) - rows.mean(0)).abs() < 6 * error + 0.1 * rows.std(0)).all())
-    expected = module.log_prob_scaled(((draws - data.location) / data.scale).float()) - data.log_scale
+    expected = module.log_prob_scaled(data.units.apply(draws).float()) - data.log_scale
     for model in (frozen, module):
         torch.testing.assert_close(model.log_prob(draws), expected, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(module.sample(2000, seed=0), draws)

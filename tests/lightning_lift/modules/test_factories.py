@@ -12,7 +12,7 @@ def test_plain_and_back() -> None:
     stored = plain("network", functools.partial(ICNN, widths=(4, 2)))
     assert stored["class_path"] == "lightning_lift.networks.icnn.ICNN"
     assert stored["init_args"]["widths"] == [4, 2]
-    assert stored["init_args"]["strong_convexity"] == 0.02, "defaults are stored too"
+    assert stored["init_args"]["strong_convexity"] == "learned_gain", "defaults are stored too"
     assert len(factory("network", stored, ConvexNetwork)(3).layers) == 2
     assert factory("optimizer", plain("optimizer", torch.optim.Adam), torch.optim.Optimizer).func is torch.optim.Adam
     assert factory("parameterization", DirectSoftplus, Parameterization) is DirectSoftplus
