@@ -34,6 +34,7 @@ from lightning_lift.datamodules.swiss_roll import SwissRollDataModule
 from lightning_lift.datamodules.tabular import TabularDataModule
 from lightning_lift.datamodules.two_moons import TwoMoonsDataModule
 from lightning_lift.datamodules.two_spirals import TwoSpiralsDataModule
+from lightning_lift.datamodules.units import Units
 
 __all__ = [
     "BatchLoader",
@@ -64,4 +65,5 @@ __all__ = [
     "TabularDataModule",
     "TwoMoonsDataModule",
     "TwoSpiralsDataModule",
+    "Units",
 ]

@@ -13,6 +13,7 @@ from lightning_lift.datamodules.in_memory import InMemoryDataModule, check_count
 from lightning_lift.datamodules.loading import BatchLoader
 from lightning_lift.datamodules.seeding import generator_at, stream_seed
 from lightning_lift.datamodules.sources import Source, StreamSource, TensorSource
+from lightning_lift.datamodules.units import Units
 
 _CALIBRATION_BATCH = 4096  # rows only pass through the lift's small body, so larger batches only save time
 _WINDOW_MARGIN = 0.1  # of the range of the training rows, on each side
@@ -22,7 +23,8 @@ _EVALUATION_BATCH = 1024  # evaluation keeps no graph: its batches can be larger
 class DensityDataModule(InMemoryDataModule[Tensor]):
     """Base of data modules for density estimation: float32 rows (N, D) in *training units*.
 
-    Training units are what the model sees: ``original = location + scale * training``.
+    Training units are what the model sees: ``original = location + scale * training``, or ``location + scale @
+    training`` with a matrix (``units``).
 
     Rows come in splits. ``val`` and ``test`` are always fixed sets; ``train`` is a fixed set, or absent, and then each
     training batch is drawn fresh by :meth:`draw`. Every split, every epoch's order and every fresh batch is a function
@@ -80,9 +82,8 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
             eval_batch_size=eval_batch_size or max(batch_size, _EVALUATION_BATCH),
         )
         self.batches_per_epoch = batches_per_epoch
-        self._standardization: tuple[Tensor, Tensor] | None = (
-            torch.zeros(dim, dtype=torch.float64),
-            torch.ones(dim, dtype=torch.float64),
+        self._standardization: Units | None = Units(
+            torch.zeros(dim, dtype=torch.float64), torch.ones(dim, dtype=torch.float64)
         )
         self._range: tuple[Tensor, Tensor] | None = None
         self.row_marks: dict[str, Tensor] = {}
@@ -164,22 +165,24 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
         self.set_range(torch.stack([-infinite, infinite]), torch.stack([low - margin, high + margin]))
 
     def set_standardization(self, location: Tensor, scale: Tensor) -> None:
-        """State how training units are made: ``training = (original - location) / scale``.
+        """State how training units are made; see :class:`~lightning_lift.datamodules.units.Units`.
 
         Args:
             location: (D,).
-            scale: (D,), positive.
+            scale: (D,), positive; or (D, D), invertible.
 
         Raises:
-            ValueError: If the shapes are wrong or a scale is not positive and finite.
+            ValueError: If the shapes are wrong or a scale is not positive and finite, or not invertible.
         """
-        if location.shape != (self.dim,) or scale.shape != (self.dim,):
+        if location.shape != (self.dim,) or scale.shape not in ((self.dim,), (self.dim, self.dim)):
             raise ValueError(
-                f"location and scale must be ({self.dim},), got {tuple(location.shape)} and {tuple(scale.shape)}"
+                f"location must be ({self.dim},) and scale ({self.dim},) or ({self.dim}, {self.dim}), got "
+                f"{tuple(location.shape)} and {tuple(scale.shape)}"
             )
-        if not bool((torch.isfinite(scale) & (scale > 0)).all()):
-            raise ValueError(f"every scale must be positive and finite, got {scale.tolist()}")
-        self._standardization = location.to(torch.float64), scale.to(torch.float64)
+        units = Units(location.to(torch.float64), scale.to(torch.float64))
+        if (scale.ndim == 1 and not bool((scale > 0).all())) or not bool(torch.isfinite(units.log_det)):
+            raise ValueError(f"every scale must be positive and finite, a matrix invertible, got {scale.tolist()}")
+        self._standardization = units
 
     def to_training_units(
         self, splits: Mapping[str, npt.NDArray[Any]], location: npt.NDArray[Any], scale: npt.NDArray[Any]
@@ -202,19 +205,24 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
     # What everyone uses.
 
     @property
+    def units(self) -> Units:
+        """Training units, float64 on the CPU."""
+        return Units(self.location, self.scale)
+
+    @property
     def location(self) -> Tensor:
         """Offset (D,) between training and original units, float64 on the CPU."""
         return self._known(self._standardization, "location")[0]
 
     @property
     def scale(self) -> Tensor:
-        """Scale (D,) between training and original units, float64 on the CPU."""
+        """Scale between training and original units, (D,) or, where columns are mixed, (D, D), float64 on the CPU."""
         return self._known(self._standardization, "scale")[1]
 
     @property
     def log_scale(self) -> float:
-        """Sum of log ``scale``: negative log-likelihood in original units = that in training units + ``log_scale``."""
-        return float(self.scale.double().log().sum())
+        """log |det scale|: negative log-likelihood in original units = that in training units + ``log_scale``."""
+        return float(self.units.log_det)
 
     @property
     def support(self) -> Tensor:
@@ -273,6 +281,12 @@ class DensityDataModule(InMemoryDataModule[Tensor]):
         if rows is None:
             raise ValueError(f"{self.name} has no split {key!r}, only {sorted(self._splits)}")
         return rows
+
+    @property
+    def draws_fresh_rows(self) -> bool:
+        """Whether every training batch is drawn anew, so that no training row is seen twice."""
+        self.setup()
+        return "train" not in self._splits
 
     def rows_source(self, key: str, shuffle: bool) -> Source:
         """Return the rows of a split as the loader's source; fresh rows where there is no training split."""

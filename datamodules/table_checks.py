@@ -12,6 +12,7 @@ _FAR = 1e4  # interquartile ranges from the median
 _REPEATS, _INTEGER_REPEATS = 10, 2  # rows a value, on average, from which a column counts as discrete
 _SHARE = 0.1  # of the rows, held by one value
 _LISTED = 10  # columns named in a warning
+_LEAST_VARIANCE = 1e-6  # of a whitened combination, relative to that of the columns
 _DEPENDENT = 1e-10  # variance, relative to that of the columns, of a combination that is a constant but for rounding
 
 
@@ -28,6 +29,27 @@ def standard_units(rows: Table) -> tuple[Table, Table]:
     width = np.ptp(rows, axis=0)  # its square need not be a number
     parts = (rows - median) / width
     return median + width * parts.mean(axis=0), width * parts.std(axis=0)
+
+
+def whitening_units(rows: Table) -> tuple[Table, Table]:
+    """Return mean and the matrix M with ``rows = mean + M z``, where z has the unit covariance.
+
+    M = diag(sd) R^(1/2) with R the correlation matrix, so that z stays as close to the standardised columns as it can
+    (Kessy, Lewin & Strimmer, Optimal whitening and decorrelation, 2018). The eigenvalues of R, whose mean is 1, are
+    floored at 1e-6: along a combination of columns that (nearly) does not vary z then varies less than 1, instead of
+    being round-off that is blown up.
+
+    Args:
+        rows: (N, D), no column constant.
+
+    Returns:
+        (D,) and (D, D).
+    """
+    location, scale = standard_units(rows)
+    standard = (rows - location) / scale
+    variances, directions = np.linalg.eigh(standard.T @ standard / len(rows))
+    root = (directions * np.sqrt(np.maximum(variances, _LEAST_VARIANCE))) @ directions.T
+    return location, scale[:, None] * root
 
 
 def refuse_non_finite(values: Table, columns: Sequence[str], source: str) -> None:

@@ -23,9 +23,11 @@ from lightning_lift.datamodules.table_checks import (
     standard_units,
     warn_of_degenerate,
     warn_of_outliers,
+    whitening_units,
 )
 from lightning_lift.datamodules.table_files import Table, TableFile, resolve_columns
 
+_BATCH_SIZE = 256
 # those that scikit-learn carries in its own package: nothing is downloaded
 ShippedTable = Literal["load_breast_cancer", "load_diabetes", "load_digits", "load_iris", "load_linnerud", "load_wine"]
 
@@ -48,10 +50,12 @@ class TabularDataModule(DensityDataModule):
         drop_columns: Columns to leave out, by name or by position from 0.
         drop_missing: Whether rows with a missing value in a column used are left out.
         header: Whether a .csv file begins with a line of names.
-        batch_size: Rows of one process's training batch.
+        batch_size: Rows of one process's training batch. None for 256, or all training rows where they are fewer.
         val_fraction: Fraction of the rows for validation.
         test_fraction: Fraction of the rows for the test.
-        standardize: Whether columns are shifted and scaled to mean 0 and standard deviation 1 of the training rows.
+        standardize: Training units. ``whiten``: mean 0 and the unit covariance over the training rows, so that a
+            density starts from the best Gaussian. ``columns`` or true: each column for itself, to mean 0 and standard
+            deviation 1. false: the table's own.
         predict_path: A file with these columns whose rows predict is asked for. None for the test split.
         data_seed: Seed of everything random in the data.
         eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
@@ -70,10 +74,10 @@ class TabularDataModule(DensityDataModule):
         drop_columns: list[str | int] | None = None,
         drop_missing: bool = False,
         header: bool = True,
-        batch_size: int = 256,
+        batch_size: int | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.1,
-        standardize: bool = True,
+        standardize: Literal["whiten", "columns"] | bool = "whiten",
         predict_path: str | None = None,
         data_seed: int = 0,
         eval_batch_size: int | None = None,
@@ -86,6 +90,8 @@ class TabularDataModule(DensityDataModule):
         if (path is not None and table is not None) or (path is None and table is None and predict_path is None):
             given = "neither" if path is None else f"path={path!r} and table={table!r}"
             raise ValueError(f"give exactly one of path (a file) and table (one of {_known_tables()}), got {given}")
+        if standardize not in ("whiten", "columns", True, False):
+            raise ValueError(f"standardize={standardize!r}: choose 'whiten', 'columns' or false.")
         check_fractions(val_fraction=val_fraction, test_fraction=test_fraction)
         dropped, only_rows = drop_columns or [], table is None and predict_path is not None
         self._missing = path if only_rows and path is not None and not Path(path).exists() else None
@@ -109,12 +115,13 @@ class TabularDataModule(DensityDataModule):
         super().__init__(
             dim=len(self.columns),
             name=re.sub(r"\.csv\.gz$|\.\w+$", "", source),
-            batch_size=batch_size,
+            batch_size=_BATCH_SIZE if batch_size is None else batch_size,
             data_seed=data_seed,
             eval_batch_size=eval_batch_size,
         )
         self._fractions = val_fraction, test_fraction
         self._standardize, self._drop_missing = standardize, drop_missing
+        self._fit_batch = batch_size is None
         if standardize:
             self._standardization = None  # known when the training rows are
         self.save_hyperparameters()
@@ -159,15 +166,21 @@ class TabularDataModule(DensityDataModule):
         warn_of_outliers(splits, self.columns, self.name)
         # rows to predict may be those of the fit
         self.row_marks = {key: row_marks(rows, self.columns) for key, rows in splits.items() if key != "predict"}
-        served = splits
+        served = judged = splits
         fitted = splits.get("train", splits.get("predict"))
         assert fitted is not None
         if self._standardize:
-            location, scale = standard_units(fitted) if "train" in splits else _units_of_predictions(fitted)
+            units = whitening_units if self._standardize == "whiten" else standard_units
+            location, scale = (units if "train" in splits else _units_of_predictions)(fitted)
             self.set_standardization(torch.from_numpy(location), torch.from_numpy(scale))
-            served = {key: (rows - location) / scale for key, rows in splits.items()}
-        refuse_lost_digits(splits, served, self.columns, self.name)
+            served = {key: self.units.apply(torch.from_numpy(rows)).numpy() for key, rows in splits.items()}
+            if self._standardize == "whiten" and "train" in splits:  # mixed columns do not show what one has lost
+                location, scale = standard_units(fitted)
+            judged = {key: (rows - location) / scale for key, rows in splits.items()}
+        refuse_lost_digits(splits, judged, self.columns, self.name)
         tensors = {key: torch.from_numpy(rows.astype(np.float32)) for key, rows in served.items()}
+        if self._fit_batch and "train" in tensors:
+            self.batch_size = min(_BATCH_SIZE, len(tensors["train"]))
         self.set_open_range(tensors.get("train", tensors.get("predict", torch.empty(0))))
         return tensors
 

@@ -146,25 +146,27 @@ def density_on_window(pl_module: Any, data: Any, size: int) -> tuple[list[Array]
     Returns:
         D axes of shape (n,), the model's density, shape (n, ..., n), and the true one or None where it is not known.
     """
-    lines = [torch.linspace(low, high, size, dtype=torch.float64) for low, high in data.window.T.tolist()]
-    points = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).reshape(-1, data.dim)
+    corners = torch.cartesian_prod(*data.window.double().T).reshape(-1, data.dim)
+    box = data.units.invert(corners)  # whitened columns are mixed: the axes are those of the table
+    axes = [torch.linspace(low, high, size, dtype=torch.float64) for low, high in zip(*box.aminmax(dim=0), strict=True)]
+    original = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, data.dim)
+    points = data.units.apply(original)
     like = next(pl_module.parameters())
     if isinstance(pl_module, DensityTask):  # knows the order of the data's columns, and needs no large numbers
         parts = [pl_module.predict_step(part.to(like), 0) for part in points.split(8192)]
     else:
-        parts = [pl_module.log_prob(part.to(like)) for part in original_units(data, points).split(8192)]
+        parts = [pl_module.log_prob(part.to(like)) for part in original.split(8192)]
     model = torch.cat(parts).cpu()
     shape = [size] * data.dim
     truth = None
     if getattr(data, "has_log_prob", False):
         truth = (data.log_prob(points.float()).double() - data.log_scale).exp().view(shape).numpy()
-    axes = original_units(data, torch.stack(lines, 1)).T
     return [axis.numpy() for axis in axes], model.double().exp().view(shape).numpy(), truth
 
 
 def original_units(data: Any, x: Tensor) -> Tensor:
     """Points in the data module's training units, shape (N, D), to original ones, float64 on the CPU."""
-    original: Tensor = data.location.cpu().double() + data.scale.cpu().double() * x.cpu().double()
+    original: Tensor = data.units.invert(x.cpu().double())
     return original
 
 

@@ -81,7 +81,7 @@ class LatentImages(ScheduledFigure):
         if not callable(sample):
             return None, f"{type(pl_module).__name__} has no sample(n, seed)."
         draws = sample(self.num_images, seed=self.seed).detach().cpu().double()
-        draws = ((draws - data.location.cpu().double()) / data.scale.cpu().double()).float()  # what ``decode`` takes
+        draws = data.units.apply(draws).float()  # what ``decode`` takes
         if not bool(torch.isfinite(draws).all()):
             return None, "the draws are not finite: the model has diverged."
         # Half a panel for the originals and half for what becomes of them.

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_lift.callbacks._logging import run_directory
+from lightning_lift.datamodules.units import Units
 from lightning_lift.files import whole_file
 
 _Part = tuple[list[int] | None, Tensor, Tensor]
@@ -135,7 +136,7 @@ class PredictionWriter(BasePredictionWriter):
         source = source if isinstance(getattr(source, "location", None), Tensor) else pl_module
         location, scale = getattr(source, "location", None), getattr(source, "scale", None)
         if isinstance(location, Tensor) and isinstance(scale, Tensor):
-            rows = location.cpu().double() + scale.cpu().double() * rows
+            rows = Units(location.cpu().double(), scale.cpu().double()).invert(rows)
         self._parts.append((positions, rows, prediction.detach().cpu()))
 
     def on_predict_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

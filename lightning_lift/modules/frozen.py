@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_lift.datamodules.units import Units
 from lightning_lift.flows.logdet import LogDet
 from lightning_lift.flows.transform import FlowMap, FlowStage, PlainLogDet, all_points, standard_normal_log_prob
 from lightning_lift.modules.original_units import OriginalUnits
@@ -68,8 +69,8 @@ class FrozenDistribution(OriginalUnits, nn.Module, ABC):
     Subclass requirements: ``log_prob_scaled`` and ``sample_scaled``, in training units.
 
     Args:
-        location: shape (D,); original = location + scale * training.
-        scale: shape (D,).
+        location: shape (D,); original = location + scale * training, or location + scale @ training with a matrix.
+        scale: shape (D,) or (D, D).
         like: a tensor of the weights: gives the precision and the device.
     """
 
@@ -85,7 +86,7 @@ class FrozenDistribution(OriginalUnits, nn.Module, ABC):
         try:
             fn(torch.empty(0, dtype=torch.float64))
         except TypeError:
-            ratio = float((self.location.abs() / self.scale).max())
+            ratio = float((self.location.abs() / Units(self.location, self.scale).spread).max())
             self.location, self.scale = self.location.float(), self.scale.float()
             if ratio > _FAR:
                 warnings.warn(

@@ -5,17 +5,18 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from lightning_lift.datamodules.units import Units
 from lightning_lift.networks.base import check_points
 
 
 class OriginalUnits:
-    """A density of rows with original = location + scale * training.
+    """A density of rows with original = location + scale * training (scale @ training with a matrix).
 
     What a name ends in ``_scaled`` for is in training units; everything else that is asked of a model is in original
     units.
 
-    Subclass requirements: ``dim``, ``location`` and ``scale``, both of shape (D,), ``log_prob_scaled``,
-    ``sample_scaled`` and ``_like_weights``.
+    Subclass requirements: ``dim``, ``location`` of shape (D,) and ``scale`` of shape (D,) or (D, D),
+    ``log_prob_scaled``, ``sample_scaled`` and ``_like_weights``.
     """
 
     dim: int
@@ -58,11 +59,11 @@ class OriginalUnits:
             x: points in original units, shape (N, D).
         """
         check_points(x, self.dim)
-        return self._like_weights((x - _beside(self.location, x)) / _beside(self.scale, x))
+        return self._like_weights(self._units(x).apply(x))
 
     def to_original(self, x: Tensor) -> Tensor:
         """Points in training units, shape (N, D), to original ones."""
-        return _beside(self.location, x) + _beside(self.scale, x) * x
+        return self._units(x).invert(x)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density in original units under the weights of evaluation, -inf outside the support.
@@ -74,7 +75,10 @@ class OriginalUnits:
             Shape (N,), nats, in the precision of the weights.
         """
         log_prob = self.log_prob_scaled(self.to_scaled(x))
-        return log_prob - _beside(self.scale, log_prob).log().sum().to(log_prob.dtype)
+        return log_prob - self._units(log_prob).log_det.to(log_prob.dtype)
+
+    def _units(self, like: Tensor) -> Units:
+        return Units(_beside(self.location, like), _beside(self.scale, like))
 
     @torch.no_grad()
     def sample(self, num_samples: int, seed: int | None = None, generator: torch.Generator | None = None) -> Tensor:

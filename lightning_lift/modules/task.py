@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
+from lightning_lift.datamodules.units import Units
 from lightning_lift.modules.fitting import FittedModule
 from lightning_lift.modules.units import column_order, note_rows, warn_of_moved_rows
 from lightning_lift.networks.base import check_points
@@ -31,6 +32,9 @@ class TaskModule(FittedModule):
 
     prediction_columns: tuple[str, ...] = ("prediction",)
     """What the numbers that ``predict_step`` returns for a row are called in a file of predictions."""
+
+    takes_mixed_columns: bool = False
+    """Whether the task makes sense on whitened rows, whose columns are mixtures of the table's: a density does."""
 
     def __init__(
         self,
@@ -184,8 +188,17 @@ class TaskModule(FittedModule):
         """Take over location, scale and support of the data, its columns and marks of its rows, where it states them.
 
         Args:
-            data: a data module; its ``location`` and ``scale`` have shape (D,), its ``support`` shape (2, D).
+            data: a data module; its ``location`` has shape (D,), its ``scale`` (D,) or (D, D), its ``support`` (2, D).
+
+        Raises:
+            ValueError: whitened rows, and a task that is no density (``takes_mixed_columns``).
         """
+        if getattr(getattr(data, "scale", None), "ndim", 1) == 2 and not self.takes_mixed_columns:
+            raise ValueError(
+                f"{type(data).__name__} whitens its rows, so each column is a mixture of the table's, and "
+                f"{type(self).__name__} is no density of them: set the data's standardize to 'columns' (or "
+                f"{type(self).__name__}.takes_mixed_columns = True, if mixtures are what it wants)."
+            )
         for name, dtype in (("location", torch.float64), ("scale", torch.float64), ("support", torch.float32)):
             tensor = getattr(data, name, None)
             if tensor is not None:
@@ -210,31 +223,33 @@ class TaskModule(FittedModule):
         other = self._other_units()
         if other is None:
             return batch
-        order, location, scale = other
-        # float64 until the batch is met: the difference of two large means is a small number
-        shift, factor = (location - self.location) / self.scale, scale / self.scale
-        rows = batch if order is None else batch[:, order]
-        return shift.to(batch.dtype).to(batch.device) + factor.to(batch.dtype).to(batch.device) * rows
+        return other.to(batch).invert(batch)
 
-    def _other_units(self) -> tuple[list[int] | None, Tensor, Tensor] | None:
-        """Where our columns stand in the attached data, and their location and scale; None where all is as in fit."""
+    def _other_units(self) -> Units | None:
+        """What brings rows of the attached data into our units and columns; None where all is as in fit."""
         data = self._attached_datamodule()
         location, scale = getattr(data, "location", None), getattr(data, "scale", None)
         if location is None or scale is None:
             return None
         order = column_order(self.columns, data)
-        location, scale = location.detach().cpu(), scale.detach().cpu()
-        if order is not None:
-            location, scale = location[order], scale[order]
-        # checkpoints of before kept float32
-        same = torch.equal(location.to(self.location.dtype), self.location)
-        same &= torch.equal(scale.to(self.scale.dtype), self.scale)
-        return None if same and order is None else (order, location.double(), scale.double())
+        theirs = Units(location.detach().cpu(), scale.detach().cpu())
+        if order is None:  # checkpoints of before kept float32
+            like = self.location
+            if all(torch.equal(one.to(like), two) for one, two in zip(theirs, self.units, strict=True)):
+                return None
+        else:
+            theirs = theirs.reordered(order)
+        return Units(self.location.double(), self.scale.double()).of(theirs.to(like=torch.empty(0).double()))
+
+    @property
+    def units(self) -> Units:
+        """The training units that the weights were fitted in, on the CPU."""
+        return Units(self.location, self.scale)
 
     @property
     def log_scale(self) -> float:
-        """Sum of the logarithms of ``scale``: log-density in original units is that in training units minus this."""
-        return float(self.scale.double().log().sum())
+        """log |det scale|: log-density in original units is that in training units minus this."""
+        return float(Units(self.location.double(), self.scale.double()).log_det)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Units, columns and rows of the data, for checkpoints (not buffers: weight averaging would blend them)."""

@@ -78,8 +78,9 @@ class DataModuleContract:
     def test_units(self) -> None:
         data = self._ready()
         assert data.location.shape == (data.dim,)
-        assert (data.scale > 0).all()
-        assert math.isclose(data.log_scale, float(data.scale.double().log().sum()), rel_tol=1e-5, abs_tol=1e-6)
+        assert math.isclose(data.log_scale, float(data.units.log_det), rel_tol=1e-5, abs_tol=1e-6)
+        rows = data.split("test")[:9].double()
+        torch.testing.assert_close(data.units.apply(data.units.invert(rows)), rows, rtol=1e-6, atol=1e-6)
         assert data.support.shape == data.window.shape == (2, data.dim)
         assert torch.isfinite(data.window).all()
 

@@ -51,22 +51,25 @@ def test_every_format_gives_the_same_rows(tmp_path, suffix) -> None:
     data.setup()
     parts = [data.split(key) for key in ("train", "val", "test")]
     assert [len(part) for part in parts] == [160, 20, 20]
-    original = torch.cat(parts).double() * data.scale.double() + data.location.double()
+    original = data.units.invert(torch.cat(parts).double())
     expected = TABLE.to_numpy()
     got = original.numpy()[np.argsort(original[:, 0])]
     np.testing.assert_allclose(got, expected[np.argsort(expected[:, 0])], rtol=1e-5, atol=1e-4)
 
 
-def test_standardisation_uses_the_training_rows_only_and_is_undone_by_log_scale(tmp_path) -> None:
-    data = tabular(path=write(tmp_path / "a.csv"))
+@pytest.mark.parametrize("standardize", ["whiten", "columns", True])
+def test_standardisation_uses_the_training_rows_only_and_is_undone_by_log_scale(tmp_path, standardize) -> None:
+    data = tabular(path=write(tmp_path / "a.csv"), standardize=standardize)
     data.setup()
     train = data.split("train").double()
     assert torch.allclose(train.mean(dim=0), torch.zeros(3).double(), atol=1e-6)
     assert torch.allclose(train.std(dim=0, correction=0), torch.ones(3).double(), atol=1e-6)
     assert abs(float(data.split("val").mean())) > 1e-4
-    assert data.log_scale == pytest.approx(float(data.scale.double().log().sum()))
-    spread = train * data.scale.double() + data.location.double()
-    assert torch.allclose(spread.std(dim=0, correction=0), data.scale.double(), rtol=1e-5)
+    original = data.units.invert(train)
+    assert torch.allclose(original.std(dim=0, correction=0), data.units.spread, rtol=1e-5)
+    covariance, served = (torch.cov(rows.T, correction=0) for rows in (original, train))
+    assert 2 * data.log_scale == pytest.approx(float(torch.logdet(covariance) - torch.logdet(served)), rel=1e-5)
+    assert torch.allclose(served, torch.eye(3).double(), atol=1e-5) == (standardize == "whiten")
 
 
 def test_without_standardisation(tmp_path) -> None:
@@ -129,7 +132,8 @@ def test_predict_rows_come_from_the_test_split_or_a_file_in_its_order(tmp_path) 
     assert torch.equal(torch.cat(list(own.predict_dataloader())), own.split("test"))
     new = TABLE[["weight", "count", "height"]].head(3)  # another order, and a constant would be no fault
     data = tabular(path=path, columns=["height", "weight"], predict_path=write(tmp_path / "new.parquet", new))
-    rows = torch.cat(list(data.predict_dataloader())) * data.scale + data.location
+    served = torch.cat(list(data.predict_dataloader()))
+    rows = data.units.invert(served)
     np.testing.assert_allclose(rows.numpy(), new[["height", "weight"]].to_numpy(), rtol=1e-5)
     assert torch.equal(data.split("test"), own.split("test"))
 
@@ -383,7 +387,7 @@ def test_rows_with_missing_values_can_be_dropped_and_keep_their_numbers(tmp_path
     numbers = torch.cat([data.row_numbers[key] for key in ("train", "val", "test")])
     assert sorted(numbers.tolist()) == [i for i in range(200) if i % 10 != 3]
     for key in ("test", "predict"):
-        rows = data.split(key).double() * data.scale + data.location
+        rows = data.units.invert(data.split(key).double())
         expected = TABLE.to_numpy()[data.row_numbers[key].numpy()]
         np.testing.assert_allclose(rows.numpy(), expected, rtol=1e-6, atol=1e-5)
     # a column that is not used may lack values
@@ -426,7 +430,7 @@ def test_types_that_float64_holds_are_read_exactly(tmp_path, suffix, dtype) -> N
         np.savez(tmp_path / "a.npz", x=values, y=frame["y"].to_numpy())
     data = tabular(path=str(tmp_path / f"a{suffix}"), columns=[0])
     data.setup()
-    rows = torch.cat([data.split(key) for key in ("train", "val", "test")]).double() * data.scale + data.location
+    rows = data.units.invert(torch.cat([data.split(key) for key in ("train", "val", "test")]).double())
     assert sorted(rows[:, 0].round().tolist()) == (np.arange(60) * 2.0).tolist()
 
 
@@ -524,7 +528,7 @@ def test_rows_to_predict_alone(tmp_path, table) -> None:
     data = tabular(path=table, predict_path=path, columns=["weight", "height"])
     assert data.dim == 2 and data.columns == ["weight", "height"]
     data.setup("predict")
-    rows = torch.cat(list(data.predict_dataloader())).double() * data.scale + data.location
+    rows = data.units.invert(torch.cat(list(data.predict_dataloader())).double())
     np.testing.assert_allclose(rows.numpy(), TABLE.head(5)[["weight", "height"]].to_numpy(), rtol=1e-6)
     assert data.row_numbers["predict"].tolist() == [0, 1, 2, 3, 4]
     for stage in ("fit", "test"):
@@ -543,7 +547,7 @@ def test_a_spread_far_below_the_mean_is_standardised(tmp_path, mean, deviation) 
     data.setup()
     train = data.split("train")
     torch.testing.assert_close(train.std(0), torch.ones(2), rtol=1e-3, atol=0)
-    torch.testing.assert_close(data.scale / deviation, torch.ones(2).double(), rtol=0.02, atol=0)
+    torch.testing.assert_close(data.units.spread / deviation, torch.ones(2).double(), rtol=0.02, atol=0)
     assert float(train.mean(0).abs().max()) < 1e-2  # 1e12 is known to 1.2e-4
 
 
@@ -553,7 +557,7 @@ def test_rows_to_predict_keep_their_digits_beside_a_far_one(tmp_path) -> None:
     np.save(tmp_path / "new.npy", rows)
     data = tabular(predict_path=str(tmp_path / "new.npy"))
     data.setup("predict")
-    found = data.location + data.scale * data.split("predict").double()
+    found = data.units.invert(data.split("predict").double())
     np.testing.assert_allclose(found.numpy(), rows, rtol=1e-6, atol=1e-6)
 
 

@@ -48,7 +48,7 @@ def test_rows_in_original_units_and_order_with_their_log_density(ending: str, tm
             numbers, rows, log_density = arrays["row"], arrays["rows"], arrays["log_density"]
             assert arrays["columns"].tolist() == COLUMNS
     training = data.split("predict")
-    original = data.location.double() + data.scale.double() * training.double()
+    original = data.units.invert(training.double())
     np.testing.assert_allclose(rows, original.numpy(), rtol=1e-8)
     np.testing.assert_allclose(rows, load_iris().data[np.asarray(numbers), :2], atol=1e-5)
     model.eval()

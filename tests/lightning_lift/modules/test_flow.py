@@ -103,7 +103,7 @@ def test_density_integrates_to_one_and_training_helps(parameterization: type, nu
     data = wine()
     module, run = fitted(data, steps=80, parameterization=parameterization, num_blocks=num_blocks)
     frozen = module.freeze()
-    points, log_weights = wide_grid(data.location, 0.5 * data.scale)
+    points, log_weights = wide_grid(data.location, 0.5 * data.units.spread)
     mass = (frozen.log_prob(points).double() + log_weights).exp().sum()
     assert float(mass) == pytest.approx(1.0, abs=1e-3)
     untrained = ConvexPotentialFlow(2, SMALL, DirectSoftplus, num_blocks=num_blocks)

@@ -25,13 +25,13 @@ def test_a_user_samples_and_scores_in_original_units(tmp_path: Path, kind: str) 
     pd.DataFrame(rows, columns=["a", "b"]).to_csv(tmp_path / "t.csv", index=False)
     data = TabularDataModule(path=str(tmp_path / "t.csv"), columns=["a", "b"], batch_size=64)
     torch.manual_seed(0)
-    network = functools.partial(ICNN, widths=[8], strong_convexity=0.5)
+    network = functools.partial(ICNN, widths=[8], strong_convexity=0.5, weight_init="folded_normal")
     module = {
         "energy": lambda: LogConcaveEBM(2, network, DirectSoftplus, learning_rate=0.1),
         "flow": lambda: ConvexPotentialFlow(2, network, DirectSoftplus, learning_rate=0.1),
         "nflows": lambda: NormalizingFlow(2, "maf", num_layers=1, hidden_features=8, learning_rate=0.1),
     }[kind]()
-    ModuleContract()._trainer(max_steps=15, limit_val_batches=0).fit(module, datamodule=data)
+    ModuleContract()._trainer(max_steps=60, limit_val_batches=0).fit(module, datamodule=data)
     draws = module.sample(2000)
     spread = torch.tensor([0.03, 40.0])
     assert ((draws.double().mean(0) - torch.tensor([1000.0, -5.0])).abs() < 0.3 * spread).all()

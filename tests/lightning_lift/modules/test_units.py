@@ -44,7 +44,7 @@ def test_another_table_is_scored_by_the_fitted_density(tmp_path: Path, loaded: b
     if loaded:
         module = LogConcaveEBM(2, functools.partial(ICNN, widths=[8, 8]), DirectSoftplus)
     metrics = trainer.test(module, datamodule=other, verbose=False, **evaluated)[0]
-    rows = other.location.double() + other.scale.double() * other.split("test").double()
+    rows = other.units.invert(other.split("test").double())
     expected = frozen.log_prob(rows)
     assert metrics["test/nll_original"] == pytest.approx(-float(expected.mean()), abs=1e-4)
     trainer.predict(module, datamodule=other, **evaluated)
@@ -68,7 +68,7 @@ def test_resuming_on_another_table_is_refused(tmp_path: Path) -> None:
 def test_frozen_densities_take_float64_rows(tmp_path: Path) -> None:
     module, data = fitted(tmp_path)
     frozen = module.freeze()
-    rows = data.location + data.scale * data.split("test")
+    rows = data.units.invert(data.split("test"))
     torch.testing.assert_close(frozen.log_prob(rows.double()), frozen.log_prob(rows), rtol=1e-4, atol=1e-4)
 
 
@@ -112,13 +112,13 @@ def test_columns_in_another_order_are_put_in_order_and_other_columns_are_refused
 def test_rows_that_moved_between_the_splits_are_counted(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     _, data = fitted(tmp_path)
     frame = pd.read_csv(tmp_path / "own.csv")
-    rows = {key: data.location + data.scale * data.split(key) for key in ("train", "test")}
+    rows = {key: data.units.invert(data.split(key)) for key in ("train", "test")}
     evaluated(tmp_path, data)
     evaluated(tmp_path, csv(tmp_path, "swapped.csv", frame[["b", "a"]]))
     assert not [w for w in recwarn if "trained on" in str(w.message)]
     longer = csv(tmp_path, "longer.csv", pd.concat([frame, pd.DataFrame({"a": [1.0], "b": [2.0]})]))
     longer.setup()
-    moved = longer.location + longer.scale * longer.split("test")
+    moved = longer.units.invert(longer.split("test"))
     nearest = torch.cdist(moved, rows["train"]).min(dim=1).values
     count = int((nearest < 1e-4).sum())
     assert count > 10
@@ -154,7 +154,7 @@ def test_a_large_mean_over_a_small_spread_keeps_its_digits(tmp_path: Path, mean:
         trainer.predict(module, datamodule=data)
         written = pd.read_csv(tmp_path / f"{shift}.csv")
         frozen = module.freeze()
-        points = data.location + data.scale * data.split("test").double()
+        points = data.units.invert(data.split("test").double())
         table = torch.tensor(written[["a", "b"]].to_numpy()) - shift
         draws = frozen.sample(200, seed=1).double() - shift
         results.append((table, torch.tensor(written["log_density"]), frozen.log_prob(points)))
@@ -187,7 +187,7 @@ def test_a_device_without_float64_gets_float32_units_and_a_warning_where_digits_
 
     module, _ = fitted(tmp_path)
     assert module.freeze()._apply(to_float32_device).location.dtype == torch.float32
-    module.location = module.location + 2e4 * module.scale
+    module.location = module.location + 2e4 * module.units.spread
     with pytest.warns(UserWarning, match=r"mean 2e\+04 times its standard deviation, and this device has no float64"):
         frozen = module.freeze()._apply(to_float32_device)
     assert torch.isfinite(frozen.sample(10)).all()
