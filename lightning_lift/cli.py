@@ -86,7 +86,8 @@ class LiftCLI(LightningCLI):
             "--test_after_fit",
             action=ActionYesNo,
             default=False,
-            help="After fit, test the checkpoint of the best monitored metric (the last weights if none is).",
+            help="After fit, test the checkpoint of the best monitored metric; the last weights if none is, or if "
+            "training batches are drawn fresh: then nothing overfits, and a choice by noisy validation rows harms.",
         )
         parser.add_argument(
             "--compare",
@@ -174,11 +175,12 @@ class LiftCLI(LightningCLI):
         return trainer
 
     def after_fit(self) -> None:
-        """Test the best checkpoint on request."""
+        """Test on request: the best checkpoint of a fixed training split, the last weights of fresh rows."""
         if not self._get(self.config, "test_after_fit"):
             return
         forget_averages(self.trainer)
-        monitoring = [c for c in self.trainer.checkpoint_callbacks if getattr(c, "monitor", None)]
+        fresh = getattr(self.datamodule, "draws_fresh_rows", False)
+        monitoring = [c for c in self.trainer.checkpoint_callbacks if getattr(c, "monitor", None) and not fresh]
         best = next((path for c in monitoring if (path := getattr(c, "best_model_path", ""))), None)
         self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, weights_only=True, verbose=False)
 

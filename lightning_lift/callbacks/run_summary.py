@@ -105,8 +105,9 @@ class RunSummary(L.Callback):
         for name, path in record.get("checkpoints", {}).items():
             step = record["checkpoint_steps"].get(name)
             table.add_row(f"{name} checkpoint", path if step is None else f"{path} (step {step})")
-        if stage == "test" and "tested_checkpoint" in record:
-            table.add_row("tested checkpoint", record["tested_checkpoint"])
+        if stage == "test":
+            tested = record.get("tested_checkpoint", f"the last ones of fit (step {record.get('steps', 0)})")
+            table.add_row("tested weights", tested)
         if directory is not None and record["figures"]:
             table.add_row("figures", f"{directory / 'figures'} ({len(record['figures'])})")
         return table

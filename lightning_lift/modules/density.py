@@ -3,18 +3,22 @@
 from abc import abstractmethod
 from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor
+from torch.distributions import MultivariateNormal
 
-from lightning_lift.metrics import NegativeLogLikelihood, NegativeLogLikelihoodStandardError
+from lightning_lift.metrics import NegativeLogLikelihood, NegativeLogLikelihoodStandardError, best_gaussian
 from lightning_lift.metrics.functional import hellinger_distance, kl_divergence, total_variation
 from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.frozen import FrozenDistribution
 from lightning_lift.modules.original_units import OriginalUnits
+from lightning_lift.modules.selection import BestWeights
 from lightning_lift.modules.task import TaskModule
 from lightning_lift.networks.base import check_points
 from lightning_lift.partition.grids import grid_points, trapezoid_log_weights
 
+_WIDEST_GAUSSIAN = 1000  # columns: a covariance of more takes longer than the test
 # Along each dimension of the window on which truth and model are compared. A validation in the plane makes do with
 # fewer, or it would take as long as hundreds of training steps of a flow.
 _TRUTH_POINTS = {"val": {1: 8000, 2: 160}, "test": {1: 8000, 2: 400}}
@@ -29,19 +33,32 @@ class DensityTask(OriginalUnits, TaskModule):
     Logged in validation: ``val/nll`` (nats, training units), ``val/total_variation`` where the data module knows the
     true density in one or two dimensions. In test: ``test/nll``, ``test/nll_standard_error``, ``test/nll_original``
     (original units), ``test/excess_nll`` where the entropy is known, ``test/total_variation``, ``test/kl_divergence``
-    (from the truth to the model) and ``test/hellinger_distance``.
+    (from the truth to the model) and ``test/hellinger_distance``. With a fixed training split of more rows than
+    columns also ``test/gaussian_nll``, of the better of two Gaussians (``metrics.best_gaussian``) fitted to it, and
+    ``test/nll_minus_gaussian``, the mean difference over the same rows, with
+    ``test/nll_minus_gaussian_standard_error``; nats, training units.
 
     Subclass requirements: ``batch_loss`` (or ``loss``, behind ``DensityModule``), ``log_prob_scaled``,
     ``sample_scaled`` and ``frozen``.
     """
 
     prediction_columns = ("log_density",)
+    takes_mixed_columns = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.val_nll = NegativeLogLikelihood()
         self.test_nll = NegativeLogLikelihood()
         self.test_nll_standard_error = NegativeLogLikelihoodStandardError()
+        self.test_gaussian_nll = NegativeLogLikelihood()
+        self.test_difference = NegativeLogLikelihood()
+        self.test_difference_standard_error = NegativeLogLikelihoodStandardError()
+        self._gaussian: MultivariateNormal | None = None
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Selection by validation, on a fixed training split."""
+        present = any(isinstance(callback, BestWeights) for callback in getattr(self.trainer, "callbacks", []))
+        return [] if present else [BestWeights()]
 
     def _like_weights(self, x: Tensor) -> Tensor:
         return x.to(next(self.parameters()))
@@ -104,9 +121,13 @@ class DensityTask(OriginalUnits, TaskModule):
         self.end_evaluation()
 
     def on_test_epoch_start(self) -> None:
-        """Log the distances to the truth where it is known."""
-        self.test_nll.reset()
-        self.test_nll_standard_error.reset()
+        """Log the distances to the truth where it is known, and fit a Gaussian to the rows of training."""
+        self._reset_test()
+        data = self._attached_datamodule()
+        if callable(getattr(data, "split", None)) and not getattr(data, "draws_fresh_rows", True):
+            train = data.split("train")
+            if train.shape[1] < min(len(train), _WIDEST_GAUSSIAN):
+                self._gaussian = best_gaussian(train, data.split("val"))
         self.begin_evaluation("test")
         truth = self._on_truth_grid("test")
         if truth is not None:
@@ -119,6 +140,17 @@ class DensityTask(OriginalUnits, TaskModule):
         log_prob = self.log_prob_scaled(self.own_units(batch))
         self.test_nll.update(log_prob)
         self.test_nll_standard_error.update(log_prob)
+        if self._gaussian is not None:  # it was fitted in the data's units
+            shift = self.log_scale - self._attached_datamodule().log_scale
+            gaussian = (self._gaussian.log_prob(batch.detach().cpu().double()) + shift).to(log_prob)
+            self.test_gaussian_nll.update(gaussian)
+            self.test_difference.update(log_prob - gaussian)
+            self.test_difference_standard_error.update(log_prob - gaussian)
+
+    def _reset_test(self) -> None:
+        self._gaussian = None
+        for name in ("nll", "nll_standard_error", "gaussian_nll", "difference", "difference_standard_error"):
+            getattr(self, f"test_{name}").reset()
 
     def on_test_epoch_end(self) -> None:
         """Log the negative log-likelihood in training and original units, its standard error and its excess."""
@@ -131,8 +163,11 @@ class DensityTask(OriginalUnits, TaskModule):
             self.log(
                 "test/excess_nll", nll + self.log_scale - (data.entropy + getattr(data, "log_scale", self.log_scale))
             )
-        self.test_nll.reset()
-        self.test_nll_standard_error.reset()
+        if self._gaussian is not None:
+            self.log("test/gaussian_nll", self.test_gaussian_nll.compute())
+            self.log("test/nll_minus_gaussian", self.test_difference.compute())
+            self.log("test/nll_minus_gaussian_standard_error", self.test_difference_standard_error.compute())
+        self._reset_test()
         self.end_evaluation()
 
     def on_predict_epoch_start(self) -> None:
