@@ -148,7 +148,10 @@ def test_a_task_names_its_predictions(tmp_path: Path) -> None:
             value, gradient = self.potential().value(batch), self.potential().gradient(batch)
             return torch.stack([value, gradient[:, 0]], dim=1)
 
-    data = TabularDataModule(table="load_iris", columns=COLUMNS, batch_size=16)
+    module = Regression(2, functools.partial(ICNN, widths=(8, 8)), DirectSoftplus)
+    with pytest.raises(ValueError, match=r"whitens its rows.*Regression is no density.*'columns'"):
+        make_trainer(tmp_path).predict(module, TabularDataModule(table="load_iris", columns=COLUMNS))
+    data = TabularDataModule(table="load_iris", columns=COLUMNS, batch_size=16, standardize="columns")
     for cls, names in ((Regression, ["prediction"]), (Both, ["value", "slope"])):
         module = cls(2, functools.partial(ICNN, widths=(8, 8)), DirectSoftplus)
         path = tmp_path / f"{cls.__name__}.csv"
