@@ -16,7 +16,7 @@ from lightning_lift.modules.defaults import DefaultAdam, DefaultParameterization
 from lightning_lift.modules.density import DensityModule
 from lightning_lift.modules.factories import factory
 from lightning_lift.modules.frozen import FrozenFlow
-from lightning_lift.networks import ICNN, ConvexNetwork
+from lightning_lift.networks import ConvexNetwork, FlowICNN
 from lightning_lift.networks.base import check_points
 from lightning_lift.parameterizations import Parameterization
 from lightning_lift.potential import Potential
@@ -63,7 +63,7 @@ class ConvexPotentialFlow(DensityModule):
     def __init__(
         self,
         dim: int,
-        network: Callable[[int], ConvexNetwork] = ICNN,
+        network: Callable[[int], ConvexNetwork] = FlowICNN,
         parameterization: Callable[[], Parameterization] = DefaultParameterization,
         num_blocks: int = 1,
         actnorm: bool = True,

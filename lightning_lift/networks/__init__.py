@@ -2,6 +2,7 @@
 
 from lightning_lift.networks.actnorm import ActNorm
 from lightning_lift.networks.base import ConvexNetwork, Derivatives
+from lightning_lift.networks.flow_icnn import FlowICNN
 from lightning_lift.networks.icnn import ICNN
 
-__all__ = ["ICNN", "ActNorm", "ConvexNetwork", "Derivatives"]
+__all__ = ["ICNN", "ActNorm", "ConvexNetwork", "Derivatives", "FlowICNN"]
