@@ -241,6 +241,11 @@ def report(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write(records: list[dict[str, Any]]) -> None:
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(report(records))
+
+
 def tasks_known() -> list[str]:
     return [*LINES, *PLANES, *(f"{name}_{dim}" for dim in (3, 10, 30) for name in FUNCTIONS), *TABLES, "higgs"]
 
@@ -272,8 +277,8 @@ def main() -> None:
         records.append(run(task, seed, arm, rate, arguments.higgs))
         with path.open("a") as file:
             file.write(json.dumps(records[-1]) + "\n")
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(report(records))
+        write(records)
+    write(records)
 
 
 if __name__ == "__main__":
