@@ -10,10 +10,12 @@ Seeds below 100 were not used in choosing the defaults.
 """
 
 import argparse
+import datetime
 import functools
 import json
 import logging
 import math
+import os
 import statistics
 import tempfile
 import time
@@ -213,7 +215,8 @@ def report(records: list[dict[str, Any]]) -> str:
     lines = [
         "# What the defaults give",
         "",
-        f"`python benchmarks/defaults.py`, torch {torch.__version__}, one thread. Total variation of one-dimensional "
+        f"`python benchmarks/defaults.py`, torch {torch.__version__}, one thread, {datetime.date.today()}, "
+        f"{os.cpu_count()} CPU cores. Total variation of one-dimensional "
         "targets; excess nats of flows in the plane; mean squared error over variance of regressions; nats above the "
         "better Gaussian (below 0: better than it) of tables, with the worst test row's. Rate: of the default "
         "optimizer; `default` is nothing set. `clamped`: a projected ICNN of twenty lines with a cosine.",
