@@ -53,9 +53,8 @@ class TabularDataModule(DensityDataModule):
         batch_size: Rows of one process's training batch. None for 256, or all training rows where they are fewer.
         val_fraction: Fraction of the rows for validation.
         test_fraction: Fraction of the rows for the test.
-        standardize: Training units. ``whiten``: mean 0 and the unit covariance over the training rows, so that a
-            density starts from the best Gaussian. ``columns`` or true: each column for itself, to mean 0 and standard
-            deviation 1. false: the table's own.
+        standardize: Training units. ``whiten``: mean 0 and the unit covariance over the training rows. ``columns`` or
+            true: each column for itself, to mean 0 and standard deviation 1. false: the table's own.
         predict_path: A file with these columns whose rows predict is asked for. None for the test split.
         data_seed: Seed of everything random in the data.
         eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
@@ -166,18 +165,18 @@ class TabularDataModule(DensityDataModule):
         warn_of_outliers(splits, self.columns, self.name)
         # rows to predict may be those of the fit
         self.row_marks = {key: row_marks(rows, self.columns) for key, rows in splits.items() if key != "predict"}
-        served = judged = splits
+        served = splits
         fitted = splits.get("train", splits.get("predict"))
         assert fitted is not None
         if self._standardize:
-            units = whitening_units if self._standardize == "whiten" else standard_units
-            location, scale = (units if "train" in splits else _units_of_predictions)(fitted)
+            location, scale = (standard_units if "train" in splits else _units_of_predictions)(fitted)
+            served = {key: (rows - location) / scale for key, rows in splits.items()}
+            self.set_standardization(torch.from_numpy(location), torch.from_numpy(scale))
+        refuse_lost_digits(splits, served, self.columns, self.name)  # before mixing, which hides what a column has lost
+        if self._standardize == "whiten" and "train" in splits:
+            location, scale = whitening_units(fitted)
             self.set_standardization(torch.from_numpy(location), torch.from_numpy(scale))
             served = {key: self.units.apply(torch.from_numpy(rows)).numpy() for key, rows in splits.items()}
-            if self._standardize == "whiten" and "train" in splits:  # mixed columns do not show what one has lost
-                location, scale = standard_units(fitted)
-            judged = {key: (rows - location) / scale for key, rows in splits.items()}
-        refuse_lost_digits(splits, judged, self.columns, self.name)
         tensors = {key: torch.from_numpy(rows.astype(np.float32)) for key, rows in served.items()}
         if self._fit_batch and "train" in tensors:
             self.batch_size = min(_BATCH_SIZE, len(tensors["train"]))

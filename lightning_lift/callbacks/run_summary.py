@@ -17,6 +17,7 @@ from torch.utils.tensorboard.summary import hparams
 from lightning_lift import __version__
 from lightning_lift.callbacks._logging import local_path, run_directory, tensorboard_loggers
 from lightning_lift.files import whole_file
+from lightning_lift.modules.selection import BestWeights
 
 
 class RunSummary(L.Callback):
@@ -24,10 +25,10 @@ class RunSummary(L.Callback):
 
     The file lies in the run's directory and has ``metrics`` (the last value of each: ``val/...`` after fit,
     ``test/...`` after test), ``checkpoints`` (``best`` by the monitored metric, ``best <metric>`` of further ones, and
-    ``last``) with ``checkpoint_steps``, the optimizer step of each, ``figures``, what was trained on what, versions,
-    steps and seconds. A test after a fit in the same process adds to the file of the fit. Hyperparameters and final
-    metrics appear in TensorBoard's HPARAMS tab, after a fit as after a test. Without a logger, and in a development run
-    (``fast_dev_run``), nothing is written.
+    ``last``) with ``checkpoint_steps``, the optimizer step of each, which weights were tested (``tested_checkpoint`` or
+    ``tested_weights``), ``figures``, what was trained on what, versions, steps and seconds. A test after a fit in the
+    same process adds to the file of the fit. Hyperparameters and final metrics appear in TensorBoard's HPARAMS tab,
+    after a fit as after a test. Without a logger, and in a development run (``fast_dev_run``), nothing is written.
 
     Args:
         print_table: whether to print the table.
@@ -50,7 +51,7 @@ class RunSummary(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Write and print what is known after fit: here, so that every callback has drawn its last figure."""
         if stage == "fit" and trainer.is_global_zero:
-            self._finish(trainer, pl_module, stage)
+            self._finish(trainer, pl_module, "fit")  # the enumeration's member would be printed by its full name
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write and print the test metrics."""
@@ -79,6 +80,8 @@ class RunSummary(L.Callback):
             record["checkpoints"], record["checkpoint_steps"] = _checkpoints(trainer)
         elif trainer.ckpt_path is not None:
             record["tested_checkpoint"] = str(trainer.ckpt_path)
+        else:
+            record["tested_weights"] = _tested_weights(trainer, record)
         settings = dict(pl_module.hparams) | dict(getattr(data, "hparams", {}))
         for logger in tensorboard_loggers(trainer):
             _fill_hparams_tab(logger, settings, record["metrics"], stage == "test")
@@ -106,11 +109,19 @@ class RunSummary(L.Callback):
             step = record["checkpoint_steps"].get(name)
             table.add_row(f"{name} checkpoint", path if step is None else f"{path} (step {step})")
         if stage == "test":
-            tested = record.get("tested_checkpoint", f"the last ones of fit (step {record.get('steps', 0)})")
-            table.add_row("tested weights", tested)
+            table.add_row("tested weights", record.get("tested_checkpoint") or record["tested_weights"])
         if directory is not None and record["figures"]:
             table.add_row("figures", f"{directory / 'figures'} ({len(record['figures'])})")
         return table
+
+
+def _tested_weights(trainer: L.Trainer, record: dict[str, Any]) -> str:
+    """Which weights the module has, where they are not those of a file."""
+    callbacks: list[Any] = getattr(trainer, "callbacks", [])
+    best = next((callback.restored_step for callback in callbacks if isinstance(callback, BestWeights)), None)
+    if best is not None:
+        return f"those of the best validation (step {best})"
+    return f"the last ones of fit (step {record['steps']})" if "steps" in record else "those that the module came with"
 
 
 def _checkpoints(trainer: L.Trainer) -> tuple[dict[str, str], dict[str, int]]:

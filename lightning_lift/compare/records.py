@@ -38,7 +38,7 @@ def without_modules(text: str) -> str:
     return re.sub(r'"(?:lightning_lift|datamodules)\.(?:\w+\.)*(\w+)"', r'"\1"', text)
 
 
-_LATER = {"intercept": False}
+_LATER = {"intercept": False}  # arguments that records of earlier versions do not have, where they change nothing
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,10 @@ class RunSpec:
 
 
 def _without_later(settings: Any) -> Any:
-    """Settings less the arguments that records of earlier versions could not have, where they change nothing."""
+    """Settings as an earlier version had them."""
     if isinstance(settings, dict):
-        kept = {key: value for key, value in settings.items() if key not in _LATER or value != _LATER[key]}
-        return {key: _without_later(value) for key, value in kept.items()}
-    return [_without_later(item) for item in settings] if isinstance(settings, list) else settings
+        settings = {key: value for key, value in settings.items() if key not in _LATER or value != _LATER[key]}
+    return _inside(settings, _without_later)
 
 
 @dataclass

@@ -51,7 +51,6 @@ class DensityTask(OriginalUnits, TaskModule):
         self.test_nll = NegativeLogLikelihood()
         self.test_nll_standard_error = NegativeLogLikelihoodStandardError()
         self.test_gaussian_nll = NegativeLogLikelihood()
-        self.test_difference = NegativeLogLikelihood()
         self.test_difference_standard_error = NegativeLogLikelihoodStandardError()
         self._gaussian: MultivariateNormal | None = None
 
@@ -125,9 +124,9 @@ class DensityTask(OriginalUnits, TaskModule):
         self._reset_test()
         data = self._attached_datamodule()
         if callable(getattr(data, "split", None)) and not getattr(data, "draws_fresh_rows", True):
-            train = data.split("train")
+            train, val = (self.own_units(data.split(key)) for key in ("train", "val"))
             if train.shape[1] < min(len(train), _WIDEST_GAUSSIAN):
-                self._gaussian = best_gaussian(train, data.split("val"))
+                self._gaussian = best_gaussian(train, val)
         self.begin_evaluation("test")
         truth = self._on_truth_grid("test")
         if truth is not None:
@@ -137,19 +136,18 @@ class DensityTask(OriginalUnits, TaskModule):
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
         """Accumulate the negative log-likelihood of test rows."""
-        log_prob = self.log_prob_scaled(self.own_units(batch))
+        rows = self.own_units(batch)
+        log_prob = self.log_prob_scaled(rows)
         self.test_nll.update(log_prob)
         self.test_nll_standard_error.update(log_prob)
-        if self._gaussian is not None:  # it was fitted in the data's units
-            shift = self.log_scale - self._attached_datamodule().log_scale
-            gaussian = (self._gaussian.log_prob(batch.detach().cpu().double()) + shift).to(log_prob)
+        if self._gaussian is not None:
+            gaussian = self._gaussian.log_prob(rows.detach().cpu().double()).to(log_prob)
             self.test_gaussian_nll.update(gaussian)
-            self.test_difference.update(log_prob - gaussian)
             self.test_difference_standard_error.update(log_prob - gaussian)
 
     def _reset_test(self) -> None:
         self._gaussian = None
-        for name in ("nll", "nll_standard_error", "gaussian_nll", "difference", "difference_standard_error"):
+        for name in ("nll", "nll_standard_error", "gaussian_nll", "difference_standard_error"):
             getattr(self, f"test_{name}").reset()
 
     def on_test_epoch_end(self) -> None:
@@ -164,8 +162,9 @@ class DensityTask(OriginalUnits, TaskModule):
                 "test/excess_nll", nll + self.log_scale - (data.entropy + getattr(data, "log_scale", self.log_scale))
             )
         if self._gaussian is not None:
-            self.log("test/gaussian_nll", self.test_gaussian_nll.compute())
-            self.log("test/nll_minus_gaussian", self.test_difference.compute())
+            gaussian_nll = self.test_gaussian_nll.compute()
+            self.log("test/gaussian_nll", gaussian_nll)
+            self.log("test/nll_minus_gaussian", nll - gaussian_nll)
             self.log("test/nll_minus_gaussian_standard_error", self.test_difference_standard_error.compute())
         self._reset_test()
         self.end_evaluation()

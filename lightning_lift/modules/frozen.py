@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_lift.datamodules.units import Units
 from lightning_lift.flows.logdet import LogDet
 from lightning_lift.flows.transform import FlowMap, FlowStage, PlainLogDet, all_points, standard_normal_log_prob
 from lightning_lift.modules.original_units import OriginalUnits
@@ -86,7 +85,7 @@ class FrozenDistribution(OriginalUnits, nn.Module, ABC):
         try:
             fn(torch.empty(0, dtype=torch.float64))
         except TypeError:
-            ratio = float((self.location.abs() / Units(self.location, self.scale).spread).max())
+            ratio = float((self.location.abs() / self._units(self.location).spread).max())
             self.location, self.scale = self.location.float(), self.scale.float()
             if ratio > _FAR:
                 warnings.warn(

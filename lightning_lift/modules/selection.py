@@ -27,11 +27,12 @@ class BestWeights(L.Callback):
         self._active = False
         self._best, self._step = math.inf, 0
         self._state: dict[str, Any] | None = None
+        self.restored_step: int | None = None  # of the weights that the last fit ended with, if they were not its last
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Forget an earlier fit; a checkpoint is loaded after this."""
         if stage == "fit":
-            self._best, self._step, self._state = math.inf, 0, None
+            self._best, self._step, self._state, self.restored_step = math.inf, 0, None, None
 
     def state_dict(self) -> dict[str, Any]:
         """The best so far, where there is one."""
@@ -68,6 +69,7 @@ class BestWeights(L.Callback):
         """Put the best weights in place, behind whatever was written of the last ones."""
         if self._active and self._state is not None and self._step < trainer.global_step:
             pl_module.load_state_dict(self._state)
+            self.restored_step = self._step
             rank_zero_info(
                 f"The module has the weights of step {self._step} (val/nll {self._best:.5g}, the lowest): the training "
                 f"split is fixed, and the later ones, to step {trainer.global_step}, were worse."

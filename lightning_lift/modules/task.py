@@ -232,24 +232,22 @@ class TaskModule(FittedModule):
         if location is None or scale is None:
             return None
         order = column_order(self.columns, data)
-        theirs = Units(location.detach().cpu(), scale.detach().cpu())
-        if order is None:  # checkpoints of before kept float32
-            like = self.location
-            if all(torch.equal(one.to(like), two) for one, two in zip(theirs, self.units, strict=True)):
-                return None
-        else:
+        theirs, ours = Units(location.detach().cpu(), scale.detach().cpu()), Units(self.location, self.scale)
+        if order is not None:
             theirs = theirs.reordered(order)
-        return Units(self.location.double(), self.scale.double()).of(theirs.to(like=torch.empty(0).double()))
+        elif all(torch.equal(one.to(two), two) for one, two in zip(theirs, ours, strict=True)):
+            return None  # in our precision: checkpoints of before kept float32
+        return self.units.of(theirs.to(self.units.location))
 
     @property
     def units(self) -> Units:
-        """The training units that the weights were fitted in, on the CPU."""
-        return Units(self.location, self.scale)
+        """The training units that the weights were fitted in, float64 on the CPU."""
+        return Units(self.location.double(), self.scale.double())
 
     @property
     def log_scale(self) -> float:
         """log |det scale|: log-density in original units is that in training units minus this."""
-        return float(Units(self.location.double(), self.scale.double()).log_det)
+        return float(self.units.log_det)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Units, columns and rows of the data, for checkpoints (not buffers: weight averaging would blend them)."""

@@ -12,7 +12,8 @@ class FlowICNN(ICNN):
     """``ICNN`` with the Gaussian softplus, the default of flows.
 
     The second derivative of ``gaussian_softplus`` is a normal density: it falls off faster than that of ``softplus``,
-    so a log-determinant can change over a shorter distance (two spirals after 2000 steps: a fifth of the excess).
+    so a log-determinant can change over a shorter distance. The signature repeats ``ICNN``'s, because a checkpoint
+    keeps the defaults that it names.
 
     Args:
         dim: input dimension D.

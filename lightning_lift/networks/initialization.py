@@ -82,9 +82,8 @@ def log_spaced_rows_(weight: Tensor) -> Tensor:
     """Fill with rows in random directions, their norms evenly spaced in the logarithm: units of every slope.
 
     The norms run from 10^-0.5 / sqrt(D) to 10^1.5 / sqrt(D), in random order. With softplus units of slope m the
-    function bends over a length 1/m, so one layer has lengths from a thirtieth of a standard deviation to three. One
-    length for all (normal weights) leaves a Laplace or a beta density with three to ten times the error. Ours. Over
-    x ~ N(0, I) the units' mean square of A x is the mean of the squared norms, 109 / D for many units.
+    function bends over a length 1/m, so one layer has lengths from a thirtieth of a standard deviation to three. Ours.
+    Over x ~ N(0, I) the units' mean square of A x is the mean of the squared norms, 109 / D for many units.
 
     Args:
         weight: filled in place, shape (h, D).

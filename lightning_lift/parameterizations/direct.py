@@ -57,8 +57,8 @@ class DirectSoftplus(Parameterization):
 class DirectGain(DirectSoftplus):
     """``DirectSoftplus`` with a latent gain of ten: the default of every task.
 
-    Under Adam each weight then moves about as fast as the free ones at the rates that suit the scaled start. It needs
-    no calibration rows. For another gain take ``DirectSoftplus`` itself.
+    Under Adam the latent moves ten times the learning rate a step. It needs no calibration rows. For another gain take
+    ``DirectSoftplus`` itself.
 
     Args:
         readout: psi: ``softplus``, ``floored_relu``, ``exp`` or ``square``.

@@ -1,11 +1,13 @@
 import functools
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 
+from lightning_lift.callbacks import RunSummary
 from lightning_lift.datamodules import GumbelDataModule, TabularDataModule
 from lightning_lift.metrics import best_gaussian
 from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM
@@ -23,10 +25,12 @@ class Seen(L.Callback):
         self.nll.append(float(trainer.callback_metrics["val/nll"]))
 
 
-def fitted(data: Any, steps: int = 60, callbacks: tuple[Any, ...] = ()) -> tuple[ConvexPotentialFlow, L.Trainer, Seen]:
+def fitted(
+    data: Any, steps: int = 60, callbacks: tuple[Any, ...] = (), **more: Any
+) -> tuple[ConvexPotentialFlow, L.Trainer, Seen]:
     torch.manual_seed(0)
     module, seen = ConvexPotentialFlow(data.dim, SMALL, inverse_rows=0), Seen()
-    settings = {"max_steps": steps, "num_sanity_val_steps": 0, "callbacks": [seen, *callbacks]}
+    settings = {"max_steps": steps, "num_sanity_val_steps": 0, "callbacks": [seen, *callbacks], **more}
     trainer = ModuleContract()._trainer(**settings)
     trainer.fit(module, datamodule=data)
     return module, trainer, seen
@@ -38,6 +42,32 @@ def test_a_table_ends_with_the_weights_of_the_best_validation() -> None:
     assert min(seen.nll) < seen.nll[-1] - 0.1, "it did overfit"
     found = trainer.validate(module, datamodule=data, verbose=False)[0]["val/nll"]
     assert found == pytest.approx(min(seen.nll), rel=1e-6)
+
+
+def test_a_resumed_fit_knows_the_best_of_before(tmp_path: Path) -> None:
+    """From a file of the middle, past the best: its weights are the ones that the whole fit ends with."""
+    keep = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=50, save_top_k=-1, filename="{step}")
+    data = TabularDataModule(table="load_wine")
+    whole, _, seen = fitted(data, callbacks=(keep,), enable_checkpointing=True)
+    assert seen.nll.index(min(seen.nll)) < 45, "the best is before the file"
+    again = ConvexPotentialFlow(data.dim, SMALL, inverse_rows=0)
+    trainer = ModuleContract()._trainer(max_steps=60, num_sanity_val_steps=0)
+    trainer.fit(again, datamodule=data, ckpt_path=tmp_path / "step=50.ckpt", weights_only=True)
+    for name, tensor in whole.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_the_summary_says_which_weights_are_tested(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    data = TabularDataModule(table="load_wine")
+    module, trainer, seen = fitted(data, callbacks=(RunSummary(),))
+    trainer.test(module, datamodule=data, verbose=False)
+    assert f"best validation (step {seen.nll.index(min(seen.nll)) + 1})" in capsys.readouterr().out
+    ModuleContract()._trainer(callbacks=[RunSummary()]).test(module, datamodule=data, verbose=False)
+    assert "those that the module came with" in capsys.readouterr().out
 
 
 def test_a_table_that_gets_no_better_stops() -> None:
