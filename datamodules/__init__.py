@@ -8,6 +8,7 @@ if __name__ != "lightning_lift.datamodules":  # a checkout's own folder, found f
 
 from lightning_lift.datamodules.autoencoder import ConvAutoencoder
 from lightning_lift.datamodules.base import DensityDataModule
+from lightning_lift.datamodules.batches import Batch
 from lightning_lift.datamodules.beta import BetaDataModule
 from lightning_lift.datamodules.checkerboard import CheckerboardDataModule
 from lightning_lift.datamodules.cifar10 import CIFAR10DataModule
@@ -37,6 +38,7 @@ from lightning_lift.datamodules.two_spirals import TwoSpiralsDataModule
 from lightning_lift.datamodules.units import Units
 
 __all__ = [
+    "Batch",
     "BatchLoader",
     "BetaDataModule",
     "CIFAR10DataModule",

@@ -1,0 +1,105 @@
+"""Batches: rows alone, or rows with a context, a target and weights beside them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+_LEFT_OUT = ("weight",)  # of a task's fields, what a batch need not have
+_UNKNOWN = ("target", "weight")  # what is not known yet where a task predicts
+
+
+class Batch(NamedTuple):
+    """A batch with parts; a batch of rows alone is a plain tensor (N, D).
+
+    Attributes:
+        x: what the network is convex in, shape (N, D).
+        context: what it may depend on in any way, shape (N, ...); None where there is none.
+        target: what is to be predicted, shape (N,) or (N, m); None where there is none.
+        weight: of each row in the loss, shape (N,); None for 1.
+    """
+
+    x: Tensor
+    context: Tensor | None = None
+    target: Tensor | None = None
+    weight: Tensor | None = None
+
+
+def as_batch(batch: Any, fields: Sequence[str], predicting: bool = False) -> Tensor | Batch:
+    """What a loader gave, as a task takes it; what is in that form already is given back as it is.
+
+    Args:
+        batch: a tensor of rows; a list or tuple of tensors in the order of ``fields``, as Lightning collates them from
+            a ``TensorDataset``; or a :class:`Batch`, mapping or named tuple with these names.
+        fields: names of the task's parts, in order; ``("x",)`` for rows alone. ``weight`` may be left out.
+        predicting: whether the target may be left out too.
+
+    Returns:
+        A tensor for rows alone, else a :class:`Batch` whose parts have equal lengths.
+
+    Raises:
+        ValueError: a part is missing, unknown, no tensor or of another length than ``x``.
+    """
+    if isinstance(batch, Tensor) and len(fields) == 1:
+        return batch
+    parts = _named(batch, fields)
+    optional = _LEFT_OUT + _UNKNOWN * predicting
+    missing = [name for name in fields if name not in parts and name not in optional]
+    unknown = sorted(set(parts) - set(fields))
+    if missing or unknown:
+        raise ValueError(
+            f"a batch of {_described(batch)} does not fit: the task takes ({', '.join(fields)})"
+            + (f", without {', '.join(missing)} there is nothing to do" if missing else "")
+            + (f" and has no use for {', '.join(unknown)}" if unknown else "")
+            + ". State its parts, in the loader's order, as the task's batch_fields."
+        )
+    for name, part in parts.items():
+        if not isinstance(part, Tensor):
+            raise ValueError(f"{name} of the batch is a {type(part).__name__}: give tensors.")
+        if part.ndim == 0 or len(part) != len(parts["x"]):
+            raise ValueError(
+                f"{name} of the batch has shape {tuple(part.shape)} and x {tuple(parts['x'].shape)}: one entry of it a "
+                "row of x."
+            )
+    return parts["x"] if len(fields) == 1 else batch if isinstance(batch, Batch) else Batch(**parts)
+
+
+def _named(batch: Any, fields: Sequence[str]) -> dict[str, Any]:
+    """The parts by name, without those that are None."""
+    if hasattr(batch, "_asdict"):
+        batch = batch._asdict()
+    if isinstance(batch, Mapping):
+        return {name: part for name, part in batch.items() if part is not None}
+    if isinstance(batch, Tensor):
+        batch = (batch,)
+    if not isinstance(batch, list | tuple) or len(batch) > len(fields):
+        raise ValueError(
+            f"a batch of {_described(batch)} does not fit: the task takes ({', '.join(fields)}). State its parts, in "
+            "the loader's order, as the task's batch_fields."
+        )
+    return dict(zip(fields, batch, strict=False))
+
+
+def _described(batch: Any) -> str:
+    if isinstance(batch, Tensor):
+        return f"rows alone, {tuple(batch.shape)},"
+    if hasattr(batch, "_asdict"):
+        batch = {name: part for name, part in batch._asdict().items() if part is not None}
+    if isinstance(batch, Mapping):
+        return f"({', '.join(map(str, batch))})"
+    return f"{len(batch)} parts" if isinstance(batch, list | tuple) else f"type {type(batch).__name__}"
+
+
+def inputs_of(batch: Tensor | Batch) -> Tensor:
+    """What the network is convex in, shape (N, D)."""
+    return batch if isinstance(batch, Tensor) else batch.x
+
+
+def context_of(batch: Tensor | Batch | None) -> Tensor | None:
+    """The context, shape (N, ...), or None."""
+    return None if batch is None or isinstance(batch, Tensor) else batch.context
+
+
+def num_rows(batch: Tensor | Batch) -> int:
+    """How many rows a batch has, N (the length of a named tuple is that of its fields)."""
+    return len(inputs_of(batch))
