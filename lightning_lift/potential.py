@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +21,17 @@ class Potential:
     Args:
         network: the convex network.
         weights: its nonnegative weights by name, and its free parameters where they are emitted.
+        context: what a partially convex network may depend on in any way, one entry a row of x or one for all rows,
+            shape (N, ...) or (1, ...); see also :meth:`at`.
 
     Raises:
+        ValueError: a context of the wrong shape, or for a network that takes none; where it is evaluated, also a
+            network that takes one and has got none.
         KeyError: names that are no parameters of the network, or nonnegative names that are missing
             (``functional_call`` would ignore either in silence).
     """
 
-    def __init__(self, network: ConvexNetwork, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, network: ConvexNetwork, weights: Mapping[str, Tensor], context: Tensor | None = None) -> None:
         expected = set(network.nonnegative_names())
         missing = expected - set(weights)
         unknown = {name for name in set(weights) - expected if not _has_tensor(network, name)}
@@ -35,8 +40,24 @@ class Potential:
                 f"weights do not fit {type(network).__name__}: missing {sorted(missing)}, unknown {sorted(unknown)}; "
                 f"its nonnegative names are {sorted(expected)}."
             )
+        if context is not None:
+            _check_context(network, context)
         self.network = network
         self.weights = dict(weights)
+        self.context = context
+
+    def at(self, context: Tensor | None) -> "Potential":
+        """The same function at another context.
+
+        Args:
+            context: one entry a row of x or one for all rows, shape (N, ...) or (1, ...).
+
+        Raises:
+            ValueError: a context of the wrong shape, or for a network that takes none.
+        """
+        if context is self.context:
+            return self
+        return Potential(self.network, self.weights, context)
 
     @property
     def dim(self) -> int:
@@ -45,9 +66,9 @@ class Potential:
 
     def value(self, x: Tensor) -> Tensor:
         """E(x): shape (N, D) to (N,)."""
-        check_points(x, self.dim)
+        bound = self._bound(x)
         with _full_precision(x):
-            value: Tensor = functional_call(self.network, self.weights, (_at_least_float32(x),))
+            value: Tensor = functional_call(self.network, self.weights, (_at_least_float32(x),), bound)
         return value
 
     def gradient(self, x: Tensor) -> Tensor:
@@ -82,9 +103,9 @@ class Potential:
             The log-determinant is NaN at a point whose Hessian is not finite or not positive definite in this
             precision (see ``ConvexNetwork.gradient_logdet``).
         """
-        check_points(x, self.dim)
+        bound = self._bound(x)
         with _full_precision(x):
-            return self.network.gradient_logdet(_at_least_float32(x), self.weights, chunk_size)
+            return self.network.gradient_logdet(_at_least_float32(x), self.weights, chunk_size, **bound)
 
     def logdet(self, x: Tensor) -> Tensor:
         """log det Hess E(x), NaN where ``gradient_logdet`` is: shape (N, D) to (N,)."""
@@ -92,15 +113,15 @@ class Potential:
 
     def linearize(self, x: Tensor) -> Linearization:
         """E, grad E and the Hessian as a linear map at x, shape (N, D): for many products at the same points."""
-        check_points(x, self.dim)
+        bound = self._bound(x)
         with _full_precision(x):
-            return self.network.linearize(_at_least_float32(x), self.weights)
+            return self.network.linearize(_at_least_float32(x), self.weights, **bound)
 
     def hessian_vector(self, x: Tensor, v: Tensor) -> Tensor:
         """Hess E(x) v without building the Hessian: v of shape (N, D) or (N, D, m), to the same shape."""
-        check_points(x, self.dim)
+        bound = self._bound(x)
         with _full_precision(x):
-            return self.network.hessian_vector(_at_least_float32(x), self.weights, _at_least_float32(v))
+            return self.network.hessian_vector(_at_least_float32(x), self.weights, _at_least_float32(v), **bound)
 
     def to(self, dtype: torch.dtype) -> "Potential":
         """The same function in another precision, differentiable in this one's tensors; the network is not touched."""
@@ -109,12 +130,46 @@ class Potential:
         network, own = self.network, {**dict(self.network.named_parameters()), **self.weights}
         if any(buffer.is_floating_point() and buffer.dtype != dtype for buffer in network.buffers()):
             network = copy.deepcopy(network).to(dtype)
-        return Potential(network, {name: t.to(dtype) if t.is_floating_point() else t for name, t in own.items()})
+        context = self.context
+        if context is not None and context.is_floating_point():
+            context = context.to(dtype)
+        cast = {name: t.to(dtype) if t.is_floating_point() else t for name, t in own.items()}
+        return Potential(network, cast, context)
 
     def _derivatives(self, x: Tensor, order: int) -> Derivatives:
-        check_points(x, self.dim)
+        bound = self._bound(x)
         with _full_precision(x):
-            return self.network.derivatives(_at_least_float32(x), self.weights, order)
+            return self.network.derivatives(_at_least_float32(x), self.weights, order, **bound)
+
+    def _bound(self, x: Tensor) -> dict[str, Any]:
+        """The context as the network's methods take it, once the points have been seen to fit."""
+        check_points(x, self.dim)
+        if self.network.context_shape is None:
+            return {}
+        if self.context is None:
+            raise ValueError(
+                f"{type(self.network).__name__} needs a context of shape (N, "
+                f"{', '.join(map(str, self.network.context_shape))}) beside its points: potential.at(context)."
+            )
+        if len(self.context) not in (1, len(x)):
+            raise ValueError(
+                f"a context of {len(self.context)} entries does not fit {len(x)} points: give one a point, or one for "
+                "all points."
+            )
+        return {"context": self.context}
+
+
+def _check_context(network: ConvexNetwork, context: Tensor) -> None:
+    if network.context_shape is None:
+        raise ValueError(
+            f"{type(network).__name__} takes no context, and one of shape {tuple(context.shape)} is given: use a "
+            "partially convex network, PICNN."
+        )
+    if tuple(context.shape[1:]) != network.context_shape or context.ndim == 0:
+        raise ValueError(
+            f"a context of shape {tuple(context.shape)} does not fit: {type(network).__name__} takes (N, "
+            f"{', '.join(map(str, network.context_shape))})."
+        )
 
 
 def _full_precision(x: Tensor) -> torch.autocast:

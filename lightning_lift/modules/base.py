@@ -1,5 +1,6 @@
 """The contract of a task on convex networks: a LightningModule in which the parameterization is a plug."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -8,6 +9,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from lightning_lift.datamodules.batches import context_of
 from lightning_lift.modules.checkpoints import refresh_summaries
 from lightning_lift.modules.defaults import DefaultAdam, DefaultParameterization, WarmupCosine
 from lightning_lift.modules.factories import factory
@@ -23,6 +25,7 @@ class ConvexModule(TaskModule):
 
     Subclass requirements:
         - ``loss(potential, batch)``: one scalar, the mean over the batch;
+        - ``batch_fields``, where a batch has parts (a target, a context): their names, in the order of a loader;
         - constructor arguments plain or factories, all of them passed on or stored by name;
         - a task of several networks overrides ``build``, and reads ``potentials(batch)`` in ``loss`` or overrides
           ``batch_loss``.
@@ -61,7 +64,7 @@ class ConvexModule(TaskModule):
         made = factory("parameterization", parameterization, Parameterization)()
         if not isinstance(made, Parameterization):
             raise TypeError(f"parameterization made a {type(made).__name__}, not a Parameterization.")
-        self.parameterization = made.bind(self.network, self.dim)
+        self.parameterization = made.bind(self.network, self.summary_dim)
 
     def build(self, network: Callable[[int], ConvexNetwork]) -> nn.Module:
         """Make the task's network, or a module that contains all of its convex networks.
@@ -73,59 +76,90 @@ class ConvexModule(TaskModule):
 
     # -- what a task is written against -------------------------------------------------------------------------
 
-    def loss(self, potential: Potential, batch: Tensor) -> Tensor:
+    def loss(self, potential: Potential, batch: Any) -> Tensor:
         """The task: one scalar, the mean over the batch.
 
         Args:
-            potential: the convex function under the present weights.
-            batch: data, shape (N, D).
+            potential: the convex function under the present weights, at the batch's context where there is one.
+            batch: data in training units: rows (N, D), or a ``Batch`` where ``batch_fields`` names parts.
         """
         raise NotImplementedError(f"{type(self).__name__} must define loss(potential, batch).")
 
-    def batch_loss(self, batch: Tensor, latent: Tensor | None = None) -> Tensor:
+    @property
+    def summary_dim(self) -> int:
+        """How many numbers :meth:`summary_rows` gives for a row."""
+        shapes = [network.context_shape for network in self._networks() if network.context_shape is not None]
+        return self.dim + (math.prod(shapes[0]) if shapes else 0)
+
+    def summary_rows(self, batch: Any) -> Tensor:
+        """What a lift conditions on in training: the inputs, beside them the context; never a target.
+
+        Args:
+            batch: as the task takes it.
+
+        Returns:
+            Shape (N, ``summary_dim``).
+        """
+        context = context_of(batch)
+        if context is None:
+            return self.inputs(batch)
+        return torch.cat([self.inputs(batch), context.flatten(1).to(self.inputs(batch))], dim=1)
+
+    def batch_loss(self, batch: Any, latent: Tensor | None = None) -> Tensor:
         """The task's loss on a batch: what training steps and diagnostics call.
 
         Args:
-            batch: data in training units, shape (N, D); in training mode the lift conditions on it.
+            batch: data in training units: rows (N, D), or a ``Batch`` where ``batch_fields`` names parts; in training
+                mode the lift conditions on it.
             latent: shape (d,); replaces the constrained latent (for diagnostics that differentiate in it).
         """
+        batch = self.as_batch(batch)
         return self.loss(self.potential(batch, latent), batch)
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of this batch, plus the parameterization's own penalty, which ``train/loss`` leaves out."""
         loss = super().training_step(batch, batch_idx)
         penalty = self.parameterization.penalty()
         return loss if penalty is None else loss + penalty
 
-    def potential(self, batch: Tensor | None = None, latent: Tensor | None = None) -> Potential:
-        """The convex function under the present weights.
+    def potential(self, batch: Any = None, latent: Tensor | None = None) -> Potential:
+        """The convex function under the present weights, at the batch's context where it has one.
 
         Args:
-            batch: data, shape (N, D); in training mode the lift conditions on it, in evaluation mode nothing does.
+            batch: rows (N, D) or a ``Batch``; in training mode the lift conditions on it, in evaluation mode nothing
+                does.
             latent: shape (d,); replaces the constrained latent (for diagnostics).
         """
         return self.potentials(batch, latent)[0]
 
-    def potentials(self, batch: Tensor | None = None, latent: Tensor | None = None) -> tuple[Potential, ...]:
+    def potentials(self, batch: Any = None, latent: Tensor | None = None) -> tuple[Potential, ...]:
         """One potential for each convex network, in the order of ``named_modules``.
 
         Args:
-            batch: data, shape (N, D).
+            batch: rows (N, D) or a ``Batch``.
             latent: shape (d,); replaces the constrained latent.
         """
+        batch = None if batch is None else self.as_batch(batch, predicting=True)
+        context = context_of(batch)
         with torch.autocast(device_type=self.device.type, enabled=False):
-            weights = self.parameterization.weights(batch, latent)
+            weights = self.parameterization.weights(None if batch is None else self.summary_rows(batch), latent)
         potentials = []
-        for prefix in self._prefixes:
+        for prefix, network in zip(self._prefixes, self._networks(), strict=True):
             start = f"{prefix}." if prefix else ""
-            network = cast(ConvexNetwork, self.network.get_submodule(prefix))
             own = {name[len(start) :]: tensor for name, tensor in weights.items() if name.startswith(start)}
-            potentials.append(Potential(network, own))
+            potentials.append(Potential(network, own, None if network.context_shape is None else context))
         return tuple(potentials)
 
-    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+    def _networks(self) -> list[ConvexNetwork]:
+        return [cast(ConvexNetwork, self.network.get_submodule(prefix)) for prefix in self._prefixes]
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The potential's value at each row, shape (N,)."""
-        return self.potential().value(self.own_units(batch))
+        batch = self.own_units(self.as_batch(batch, predicting=True))
+        potential = self.potential()
+        if potential.network.context_shape is not None:
+            potential = potential.at(context_of(batch))
+        return potential.value(self.inputs(batch))
 
     def on_fit_start(self) -> None:
         """Put parameterizations into training mode; parts of the network stay as the user has set them.
@@ -176,13 +210,13 @@ class ConvexModule(TaskModule):
 
     # -- calibration ------------------------------------------------------------------------------------------------
 
-    def calibration_dataloader(self) -> Iterable[Tensor] | None:
+    def calibration_dataloader(self) -> Iterable[Any] | None:
         """Rows for the reference summary: the data module's, or None where there are none to be had.
 
         Override it to fit the lift on bare data loaders. It must not share a generator with the training loader.
         """
         source = getattr(self._attached_datamodule(), "calibration_dataloader", None)
-        return None if source is None else cast(Iterable[Tensor], source())
+        return None if source is None else cast(Iterable[Any], source())
 
     def calibrate(self) -> None:
         """Make the lift's reference summary anew if the body's weights have changed since; otherwise a no-op.
@@ -195,14 +229,22 @@ class ConvexModule(TaskModule):
         self.parameterization.calibrate(self._calibration_batches())
 
     def _calibration_batches(self) -> Iterable[Tensor]:
-        batches = self.calibration_dataloader()
-        if batches is None:
+        rows = self._calibration_rows()
+        if rows is None:
             raise RuntimeError(
                 f"{type(self.parameterization).__name__} is evaluated on a reference summary of the training split, "
                 "and there are no rows for it: fit with a data module that has calibration_dataloader(), override "
                 "calibration_dataloader() of the module, or call module.parameterization.calibrate(batches)."
             )
-        return batches
+        return rows
+
+    def _summaries(self, batches: Iterable[Any]) -> Iterable[Tensor]:
+        """What the lift conditions on, of one batch at a time; a target need not be known."""
+        return (self.summary_rows(self.as_batch(batch, predicting=True)) for batch in batches)
+
+    def _calibration_rows(self) -> Iterable[Tensor] | None:
+        batches = self.calibration_dataloader()
+        return None if batches is None else self._summaries(batches)
 
     def on_validation_epoch_start(self) -> None:
         """Calibrate during fit. Not in ``on_validation_start``: weight averaging swaps weights after that hook."""
@@ -217,4 +259,4 @@ class ConvexModule(TaskModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stamp version and format, and put a fresh reference summary beside every set of weights in it."""
         super().on_save_checkpoint(checkpoint)
-        refresh_summaries(checkpoint, self.parameterization, self.calibration_dataloader)
+        refresh_summaries(checkpoint, self.parameterization, self._calibration_rows)

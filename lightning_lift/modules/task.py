@@ -1,23 +1,27 @@
-"""What every task shares: steps on a batch, the data's units, freezing."""
+"""What every task shares: batches and their parts, steps on them, the data's units, freezing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
+from lightning_lift.datamodules.batches import Batch, as_batch, inputs_of, num_rows
 from lightning_lift.datamodules.units import Units
 from lightning_lift.modules.fitting import FittedModule
 from lightning_lift.modules.units import column_order, note_rows, warn_of_moved_rows
 from lightning_lift.networks.base import check_points
 
+BatchT = TypeVar("BatchT", Tensor, Batch)
+
 
 class TaskModule(FittedModule):
-    """Base of every task on rows (N, D), with or without convex networks.
+    """Base of every task on rows (N, D), alone or with parts beside them, with or without convex networks.
 
     Subclass requirements:
+        - ``batch_fields``, where a batch has parts: their names, in the order in which a loader gives them;
         - ``batch_loss(batch)``: one scalar, the mean over the batch;
         - ``frozen()``: the model as a plain module;
         - what ``FittedModule`` asks for.
@@ -29,6 +33,9 @@ class TaskModule(FittedModule):
         lr_scheduler: factory of a learning-rate scheduler, called with the optimizer; it steps once per optimizer step.
         learning_rate: replaces the optimizer's own learning rate; what a learning-rate finder sets.
     """
+
+    batch_fields: tuple[str, ...] = ("x",)
+    """Parts of a batch, in a loader's order: of ``x``, ``context``, ``target``, ``weight``; rows alone by default."""
 
     prediction_columns: tuple[str, ...] = ("prediction",)
     """What the numbers that ``predict_step`` returns for a row are called in a file of predictions."""
@@ -47,45 +54,76 @@ class TaskModule(FittedModule):
         self._has_units = False
         # in float64, on the host: a mean far above the spread is lost in float32, and not every device has float64
         self.location, self.scale = torch.zeros(dim, dtype=torch.float64), torch.ones(dim, dtype=torch.float64)
+        self.field_units: dict[str, Units] = {}
         self.columns: list[str] | None = None
         self._rows: dict[str, Any] = {}
         self.support = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, dim).clone()
 
+    # -- batches --------------------------------------------------------------------------------------------------
+
+    def as_batch(self, batch: Any, predicting: bool = False) -> Any:
+        """A batch as this task takes it: a tensor of rows, or a ``Batch`` where ``batch_fields`` names parts.
+
+        Args:
+            batch: what a loader gave: see :func:`lightning_lift.datamodules.batches.as_batch`.
+            predicting: whether the target may be left out.
+
+        Raises:
+            ValueError: parts that are missing, unknown or of unequal lengths, or points that are not (N, D).
+        """
+        made = as_batch(batch, self.batch_fields, predicting)
+        check_points(inputs_of(made), self.dim)
+        return made
+
+    def inputs(self, batch: Any) -> Tensor:
+        """What the network is convex in, shape (N, D).
+
+        Args:
+            batch: as the task takes it.
+        """
+        return inputs_of(batch)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Bring a batch with parts into the form that steps and callbacks read."""
+        if self.batch_fields == ("x",):
+            return batch
+        return self.as_batch(batch, predicting=self._trainer is not None and self.trainer.predicting)
+
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def batch_loss(self, batch: Tensor) -> Tensor:
+    def batch_loss(self, batch: Any) -> Tensor:
         """The task's loss on a batch: one scalar, the mean over its rows.
 
         Args:
-            batch: data in training units, shape (N, D).
+            batch: data in training units: rows (N, D), or a ``Batch`` where ``batch_fields`` names parts.
         """
         raise NotImplementedError(f"{type(self).__name__} must define batch_loss(batch).")
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of this batch."""
-        check_points(batch, self.dim)
+        batch = self.as_batch(batch)
         with self.judged():
             loss = self.batch_loss(batch)
         # Lightning's bookkeeping of one logged number costs a tenth of a small model's step: it is called where the
         # number is read, by the loggers and, every tenth step, by the progress bar.
         step, every = self.global_step, getattr(self.trainer, "log_every_n_steps", 0) or 10
         if step % 10 == 0 or (step + 1) % every == 0:
-            self.log("train/loss", loss, prog_bar=True, batch_size=len(batch), sync_dist=True)
+            self.log("train/loss", loss, prog_bar=True, batch_size=num_rows(batch), sync_dist=True)
         return loss
 
-    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         """The loss under the weights used in evaluation."""
         self._log_loss("val/loss", batch)
 
-    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+    def test_step(self, batch: Any, batch_idx: int) -> None:
         """The loss under the weights used in evaluation."""
         self._log_loss("test/loss", batch)
 
-    def _log_loss(self, tag: str, batch: Tensor) -> None:
-        check_points(batch, self.dim)
+    def _log_loss(self, tag: str, batch: Any) -> None:
+        batch = self.as_batch(batch)
         with self.judged():
             loss = self.batch_loss(self.own_units(batch))
-        self.log(tag, loss, prog_bar=True, batch_size=len(batch), on_epoch=True, sync_dist=True)
+        self.log(tag, loss, prog_bar=True, batch_size=num_rows(batch), on_epoch=True, sync_dist=True)
 
     def on_train_start(self) -> None:
         """Refuse to resume on data of other columns or units than the checkpoint's; warn if its rows are others.
@@ -185,10 +223,11 @@ class TaskModule(FittedModule):
             self.adopt_units(data)
 
     def adopt_units(self, data: Any) -> None:
-        """Take over location, scale and support of the data, its columns and marks of its rows, where it states them.
+        """Take over units and support of the data, its columns and marks of its rows, where it states them.
 
         Args:
-            data: a data module; its ``location`` has shape (D,), its ``scale`` (D,) or (D, D), its ``support`` (2, D).
+            data: a data module; its ``location`` has shape (D,), its ``scale`` (D,) or (D, D), its ``support`` (2, D),
+                its ``field_units`` are the units of ``context`` and ``target`` by name.
 
         Raises:
             ValueError: whitened rows, and a task that is no density (``takes_mixed_columns``).
@@ -203,27 +242,36 @@ class TaskModule(FittedModule):
             tensor = getattr(data, name, None)
             if tensor is not None:
                 setattr(self, name, torch.as_tensor(tensor).detach().cpu().to(dtype, copy=True))
+        stated: dict[str, Units] = getattr(data, "field_units", None) or {}
+        self.field_units = {name: _in_float64(units) for name, units in stated.items()}
         columns = getattr(data, "columns", None)
         self.columns = None if columns is None else [str(name) for name in columns]
         self._rows = note_rows(data)
         self._has_units = True
 
-    def own_units(self, batch: Tensor) -> Tensor:
-        """Rows of the attached data module, in the units and the order of columns that this module was fitted in.
+    def own_units(self, batch: BatchT) -> BatchT:
+        """A batch of the attached data module, in the units and the order of columns that this module was fitted in.
 
         They differ when a checkpoint is evaluated on another table, or on another split of the same one, whose own
         training rows have other means and deviations.
 
         Args:
-            batch: shape (N, D), in the data module's units.
+            batch: in the data module's units.
 
         Returns:
-            Shape (N, D); the batch itself where the units agree.
+            A batch of the same shapes; the batch itself where the units agree.
         """
         other = self._other_units()
-        if other is None:
-            return batch
-        return other.to(batch).invert(batch)
+        if isinstance(batch, Tensor):
+            return batch if other is None else other.to(batch).invert(batch)
+        parts = {} if other is None else {"x": other.to(batch.x).invert(batch.x)}
+        theirs = getattr(self._attached_datamodule(), "field_units", None) or {}
+        for name, ours in self.field_units.items():
+            part = getattr(batch, name)
+            if part is None or name not in theirs or _agree(ours, their := _in_float64(theirs[name])):
+                continue
+            parts[name] = ours.of(their).to(part).invert(part)
+        return batch._replace(**parts)
 
     def _other_units(self) -> Units | None:
         """What brings rows of the attached data into our units and columns; None where all is as in fit."""
@@ -257,6 +305,7 @@ class TaskModule(FittedModule):
             "support": self.support,
             "has_units": self._has_units,
             "columns": self.columns,
+            "field_units": {name: tuple(units) for name, units in self.field_units.items()},
             "rows": self._rows,
         }
 
@@ -264,4 +313,15 @@ class TaskModule(FittedModule):
         """Restore what ``get_extra_state`` gave."""
         self.location, self.scale, self.support = state["location"], state["scale"], state["support"]
         self._has_units = state["has_units"]
-        self.columns, self._rows = state.get("columns"), state.get("rows", {})  # checkpoints of before have neither
+        # checkpoints of before have none of these
+        self.columns, self._rows = state.get("columns"), state.get("rows", {})
+        self.field_units = {name: Units(*units) for name, units in state.get("field_units", {}).items()}
+
+
+def _in_float64(units: Units) -> Units:
+    location, scale = (part.detach().cpu().to(torch.float64, copy=True) for part in units)
+    return Units(location, scale)
+
+
+def _agree(ours: Units, theirs: Units) -> bool:
+    return all(torch.equal(*parts) for parts in zip(ours, theirs, strict=True))

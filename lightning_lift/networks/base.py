@@ -42,6 +42,8 @@ class ConvexNetwork(nn.Module, ABC):
     """
 
     dim: int
+    context_shape: tuple[int, ...] | None = None
+    """Shape of one entry of the context that a partially convex network takes; its methods get it as ``context``."""
     twice_differentiable: bool = True
 
     @property
