@@ -34,7 +34,7 @@ class NetworkTensors(NamedTuple):
     """What defines an ICNN of L layers: fan-ins, ActNorms and learned scales are folded in.
 
     Attributes:
-        strong_convexity: k; a tensor where gradients go through it.
+        strong_convexity: k; a tensor where gradients go through it, of shape (D,) where it leaves inputs out.
         output_input_weight: a, shape (D,).
         output_weight: t, shape (h_L,).
         hidden_weights: T_2, ..., T_L, shapes (h_l, h_{l-1}).

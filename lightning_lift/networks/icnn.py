@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_lift.networks.activations import ActivationName, make_activation
-from lightning_lift.networks.actnorm import ActNorm, upgrade_actnorm_
 from lightning_lift.networks.base import (
     ConvexNetwork,
     Derivatives,
@@ -17,33 +16,13 @@ from lightning_lift.networks.base import (
     check_points,
     cholesky_logdet,
 )
+from lightning_lift.networks.convex_layer import ConvexLayer, monotone_signs
 from lightning_lift.networks.gradient_logdet import NetworkTensors, gradient_logdet
 from lightning_lift.networks.hessian_vector import LayeredLinearization
 from lightning_lift.networks.initialization import WeightInit, initialize_nonnegative_, log_spaced_rows_
 
 _SCALE_GAIN = {"learned": 1.0, "learned_gain": 10.0}  # of the stored numbers behind k and the output scale
-
-
-class ConvexLayer(nn.Module):
-    """Parameters of one hidden layer: T_l (nonnegative), A_l and c_l, and its ActNorm.
-
-    Args:
-        dim: input dimension D of the whole network.
-        fan_in: width of the layer before; 0 for the first layer, which has no T.
-        width: number of units h.
-        actnorm: normalise the units before the activation.
-    """
-
-    def __init__(self, dim: int, fan_in: int, width: int, actnorm: bool = False) -> None:
-        super().__init__()
-        self.hidden_weight = nn.Parameter(torch.empty(width, fan_in)) if fan_in else None
-        self.input_weight = nn.Parameter(torch.empty(width, dim))
-        self.bias = nn.Parameter(torch.empty(width))
-        self.actnorm = ActNorm(width) if actnorm else None
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        upgrade_actnorm_(state_dict, f"{prefix}actnorm.")  # before the ActNorm's own, which does not see the bias here
-        super()._load_from_state_dict(state_dict, prefix, *args)
+_SLOPE = 0.1  # of the output in an input that it is monotone in, at the start
 
 
 class ICNN(ConvexNetwork):
@@ -72,9 +51,13 @@ class ICNN(ConvexNetwork):
         actnorm: an ActNorm before each activation; ``initialize_actnorm_`` starts them from data.
         intercept: add a free constant to E, for tasks that fit a value: the rest of an ICNN has none. A density's
             normalisation and a flow's gradient do not see it.
+        increasing: positions of inputs that E never falls in: their columns of A_l and a are nonnegative, and the
+            quadratic term leaves them out.
+        decreasing: positions of inputs that E never rises in.
 
     Raises:
-        ValueError: a width or dimension below 1, no hidden layer, a negative k or spread, an unknown name.
+        ValueError: a width or dimension below 1, no hidden layer, a negative k or spread, an unknown name, or a
+            position that is none or is named twice.
 
     The scaled start (ours) is for inputs of mean 0 and variance 1. T_l and t are constant with sum c = log 2 over the
     units of one output, so z passes on with a gain below c at any width and the units' common part settles at any
@@ -98,6 +81,8 @@ class ICNN(ConvexNetwork):
         bias_std: float | None = None,
         actnorm: bool = False,
         intercept: bool = False,
+        increasing: Sequence[int] = (),
+        decreasing: Sequence[int] = (),
     ) -> None:
         super().__init__()
         if dim < 1:
@@ -118,11 +103,15 @@ class ICNN(ConvexNetwork):
         self.twice_differentiable = self.activation.twice_differentiable
         self.divide_by_fan_in = divide_by_fan_in
         self.actnorm = actnorm
+        self._monotone = monotone_signs(dim, increasing, decreasing)
+        num_monotone = len(self._monotone)
         self.layers = nn.ModuleList(
-            ConvexLayer(dim, fan_in, width, actnorm) for fan_in, width in zip((0, *widths[:-1]), widths, strict=True)
+            ConvexLayer(dim - num_monotone, fan_in, width, actnorm, num_monotone)
+            for fan_in, width in zip((0, *widths[:-1]), widths, strict=True)
         )
         self.output_weight = nn.Parameter(torch.empty(widths[-1]))
-        self.output_input_weight = nn.Parameter(torch.empty(dim))
+        self.output_input_weight = nn.Parameter(torch.empty(dim - num_monotone))
+        self.output_monotone_weight = nn.Parameter(torch.full((num_monotone,), _SLOPE)) if num_monotone else None
         self.intercept = intercept
         self.output_bias = nn.Parameter(torch.zeros(())) if intercept else None
         self.learned_scales = isinstance(strong_convexity, str)
@@ -137,6 +126,8 @@ class ICNN(ConvexNetwork):
     @property
     def strong_convexity(self) -> float:
         """k, the smallest eigenvalue that the Hessian can have; 0 where a learned k was taken over (emitted)."""
+        if self._monotone:
+            return 0.0
         if not self.learned_scales:
             return self._strong_convexity
         raw: Tensor | None = self.raw_strong_convexity
@@ -152,7 +143,12 @@ class ICNN(ConvexNetwork):
                     fan_in = layer.hidden_weight.shape[1]
                     bias = initialize_nonnegative_(layer.hidden_weight, fan_in, how, value)
                     layer.hidden_weight.mul_(self._stored_scale(fan_in))
-                self._initialize_free(layer.input_weight, how, free_std)
+                inputs = torch.empty(len(layer.bias), self.dim)
+                self._initialize_free(inputs, how, free_std)
+                free, monotone = self._columns()
+                layer.input_weight.copy_(inputs[:, free])
+                if layer.monotone_weight is not None:
+                    layer.monotone_weight.copy_(inputs[:, monotone].abs())
                 layer.bias.normal_(bias, bias_std)
             fan_in = self.output_weight.shape[0]
             initialize_nonnegative_(self.output_weight, fan_in, how, value)
@@ -179,8 +175,22 @@ class ICNN(ConvexNetwork):
         return float(fan_in) if self.divide_by_fan_in else 1.0
 
     def nonnegative_names(self) -> tuple[str, ...]:
-        """T_1, ..., T_{L-1} and t."""
-        return (*(f"layers.{i}.hidden_weight" for i in range(1, len(self.layers))), "output_weight")
+        """T_1, ..., T_{L-1} and t; behind them the columns of A_l and a for inputs that E is monotone in."""
+        names = (*(f"layers.{i}.hidden_weight" for i in range(1, len(self.layers))), "output_weight")
+        if not self._monotone:
+            return names
+        return (*names, *(f"layers.{i}.monotone_weight" for i in range(len(self.layers))), "output_monotone_weight")
+
+    def _columns(self) -> tuple[list[int], list[int]]:
+        """Positions of the inputs that E need not be monotone in, and of those that it is."""
+        return [column for column in range(self.dim) if column not in self._monotone], list(self._monotone)
+
+    def _beside(self, free: Tensor, monotone: Tensor) -> Tensor:
+        """Columns (..., D) in the inputs' order, from those of either kind."""
+        free_columns, monotone_columns = self._columns()
+        columns = free_columns + monotone_columns
+        order = [columns.index(column) for column in range(self.dim)]
+        return torch.cat([free, monotone * monotone.new_tensor(list(self._monotone.values()))], dim=-1)[..., order]
 
     def forward(self, x: Tensor) -> Tensor:
         """The energy at each point.
@@ -234,7 +244,7 @@ class ICNN(ConvexNetwork):
             pre_activations.append(pre if hidden is None else torch.addmm(pre, z, hidden.T))
             z = self.activation.value(pre_activations[-1])
         linear = z @ tensors.output_weight + x @ tensors.output_input_weight
-        quadratic = 0.5 * tensors.strong_convexity * x.square().sum(1)
+        quadratic = 0.5 * (tensors.strong_convexity * x.square()).sum(1)
         return linear + quadratic + tensors.output_bias, pre_activations
 
     def _sweep(self, x: Tensor, tensors: NetworkTensors, order: int) -> LayeredLinearization:
@@ -270,6 +280,8 @@ class ICNN(ConvexNetwork):
         self.check_order(2)
         check_points(x, self.dim)
         check_chunk_size(chunk_size)
+        if self._monotone:  # k is not the same in every direction
+            return self._plain_gradient_logdet(x, self._tensors(weights))
         return gradient_logdet(self.activation, x, self._tensors(weights), self._plain_gradient_logdet, chunk_size)
 
     def _plain_gradient_logdet(self, x: Tensor, tensors: NetworkTensors) -> tuple[Tensor, Tensor]:
@@ -346,6 +358,8 @@ class ICNN(ConvexNetwork):
                 hidden = fetch(layer, prefix, "hidden_weight")
                 hidden = hidden / hidden.shape[1] if self.divide_by_fan_in else hidden
             inputs, bias = fetch(layer, prefix, "input_weight"), fetch(layer, prefix, "bias")
+            if self._monotone:
+                inputs = self._beside(inputs, fetch(layer, prefix, "monotone_weight"))
             if fold_actnorm and layer.actnorm is not None:
                 prefix += "actnorm."
                 scale = fetch(layer.actnorm, prefix, "log_scale").exp()
@@ -356,12 +370,16 @@ class ICNN(ConvexNetwork):
             input_weights.append(inputs)
             biases.append(bias)
         output, output_inputs = fetch(self, "", "output_weight"), fetch(self, "", "output_input_weight")
+        if self._monotone:
+            output_inputs = self._beside(output_inputs, fetch(self, "", "output_monotone_weight"))
         output = output / output.shape[0] if self.divide_by_fan_in else output
         k: Tensor | float = self._strong_convexity
         if self.learned_scales:
             scale = _softplus(self._scale_gain * fetch(self, "", "raw_output_scale"))
             k = _softplus(self._scale_gain * fetch(self, "", "raw_strong_convexity"))
             output, output_inputs = scale * output, scale * output_inputs
+        if self._monotone:
+            k = k * output.new_tensor([column not in self._monotone for column in range(self.dim)])
         intercept = fetch(self, "", "output_bias") if self.intercept else 0.0
         return NetworkTensors(k, output_inputs, output, hiddens, input_weights, biases, intercept)
 

@@ -47,6 +47,31 @@ class TestActNormInside(NetworkContract):
         return network
 
 
+class TestMonotone(NetworkContract):
+    dims = (2, 5)
+
+    def make(self, dim: int) -> ConvexNetwork:
+        return ICNN(dim, (16, 12), actnorm=True, increasing=[dim - 1], decreasing=[0])
+
+    @pytest.mark.parametrize(("dtype", "slack"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
+    def test_slopes_keep_their_signs_and_bend_only_by_the_layers(self, dtype: torch.dtype, slack: float) -> None:
+        torch.manual_seed(0)
+        potential = potential_of(self.make(3).to(dtype))
+        x = 10.0 * torch.randn(10_000, 3, dtype=dtype)
+        _, gradient, hessian = potential.value_gradient_hessian(x)
+        assert gradient[:, 2].min() >= -slack
+        assert gradient[:, 0].max() <= slack
+        far = torch.full((1, 3), 1e4, dtype=dtype)  # where the layers are straight, only the free input has k
+        assert potential.hessian(far).diagonal(dim1=1, dim2=2)[0].tolist() == pytest.approx([0.0, 1.0, 0.0], abs=1e-3)
+        assert torch.isfinite(hessian).all()
+
+
+@pytest.mark.parametrize("named", [{"increasing": [2]}, {"increasing": [0], "decreasing": [0]}, {"decreasing": [-1]}])
+def test_a_position_of_no_input_is_refused(named: dict[str, list[int]]) -> None:
+    with pytest.raises(ValueError, match="name positions of the 2 inputs, from 0 to 1, each once"):
+        ICNN(2, (4,), **named)
+
+
 def test_learned_scales_and_actnorm_are_the_stated_formula() -> None:
     torch.manual_seed(0)
     network = ICNN(2, (5, 4), strong_convexity="learned", divide_by_fan_in=False, actnorm=True).double()
