@@ -26,6 +26,7 @@ from lightning_lift.datamodules.mnist import MNISTDataModule
 from lightning_lift.datamodules.mnist_latents import MNISTLatentsDataModule
 from lightning_lift.datamodules.moons import MoonsDataModule
 from lightning_lift.datamodules.one_dimensional import OneDimensionalDataModule
+from lightning_lift.datamodules.parts import PartsDataModule
 from lightning_lift.datamodules.pinwheel import PinwheelDataModule
 from lightning_lift.datamodules.product import ProductDataModule
 from lightning_lift.datamodules.rings import RingsDataModule
@@ -58,6 +59,7 @@ __all__ = [
     "MNISTLatentsDataModule",
     "MoonsDataModule",
     "OneDimensionalDataModule",
+    "PartsDataModule",
     "PinwheelDataModule",
     "ProductDataModule",
     "RingsDataModule",

@@ -1,12 +1,13 @@
 """Batches: rows alone, or rows with a context, a target and weights beside them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 _LEFT_OUT = ("weight",)  # of a task's fields, what a batch need not have
-_UNKNOWN = ("target", "weight")  # what is not known yet where a task predicts
+UNKNOWN = ("target", "weight")  # what is not known yet where a task predicts
 
 
 class Batch(NamedTuple):
@@ -23,6 +24,10 @@ class Batch(NamedTuple):
     context: Tensor | None = None
     target: Tensor | None = None
     weight: Tensor | None = None
+
+
+Rows = TypeVar("Rows", Tensor, Batch)
+"""Rows alone or rows with parts beside them."""
 
 
 def as_batch(batch: Any, fields: Sequence[str], predicting: bool = False) -> Tensor | Batch:
@@ -43,7 +48,7 @@ def as_batch(batch: Any, fields: Sequence[str], predicting: bool = False) -> Ten
     if isinstance(batch, Tensor) and len(fields) == 1:
         return batch
     parts = _named(batch, fields)
-    optional = _LEFT_OUT + _UNKNOWN * predicting
+    optional = _LEFT_OUT + UNKNOWN * predicting
     missing = [name for name in fields if name not in parts and name not in optional]
     unknown = sorted(set(parts) - set(fields))
     if missing or unknown:
@@ -100,6 +105,26 @@ def context_of(batch: Tensor | Batch | None) -> Tensor | None:
     return None if batch is None or isinstance(batch, Tensor) else batch.context
 
 
+def parts_of(batch: Tensor | Batch) -> dict[str, Tensor]:
+    """The parts that a batch has, by name."""
+    if isinstance(batch, Tensor):
+        return {"x": batch}
+    return {name: part for name, part in batch._asdict().items() if part is not None}
+
+
 def num_rows(batch: Tensor | Batch) -> int:
     """How many rows a batch has, N (the length of a named tuple is that of its fields)."""
     return len(inputs_of(batch))
+
+
+def take_rows(batch: Tensor | Batch, positions: Any, **settings: Any) -> Any:
+    """The rows at some positions, float32, each part in its place.
+
+    Args:
+        batch: rows (N, ...), or a :class:`Batch` of N rows.
+        positions: integers, a slice or a mask over the N rows.
+        **settings: of ``Tensor.to``, as ``copy``.
+    """
+    if isinstance(batch, Tensor):
+        return batch[positions].to(torch.float32, **settings)
+    return Batch(**{name: take_rows(part, positions, **settings) for name, part in parts_of(batch).items()})

@@ -26,12 +26,12 @@ class LabelledSource(TensorSource):
         self, inputs: Tensor, labels: Tensor, location: Tensor, scale: Tensor, base: int, shuffle: bool
     ) -> None:
         super().__init__(inputs, base, shuffle)
-        self._labels, self._location, self._scale = labels.long(), location, scale
+        self._inputs, self._labels, self._location, self._scale = inputs, labels.long(), location, scale
 
     def rows(self, epoch: int, index: int, size: int, start: int, stop: int) -> Labelled:
         """Return inputs in training units and labels; see :class:`~lightning_lift.datamodules.sources.Source`."""
         positions = self.positions(epoch, index * size + start, index * size + stop)
-        inputs = (self._tensor[positions].to(torch.float32) - self._location) / self._scale
+        inputs = (self._inputs[positions].to(torch.float32) - self._location) / self._scale
         return inputs, self._labels[positions].clone()
 
 

@@ -1,4 +1,4 @@
-"""Whole-batch loading of in-memory rows, resumable within an epoch and sharded by rank."""
+"""Whole-batch loading of in-memory rows, alone or with parts, resumable within an epoch and sharded by rank."""
 
 import sys
 import warnings
@@ -9,6 +9,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from lightning_lift.datamodules.batches import Batch
 from lightning_lift.datamodules.sources import Draw, Source, StreamSource, TensorSource
 
 
@@ -30,7 +31,7 @@ class _EpochHandle:
 
 
 class BatchLoader:
-    """Serves batches of float32 rows by indexing whole batches; make one with :meth:`fixed` or :meth:`stream`.
+    """Serves float32 batches of rows by indexing whole batches; make one with :meth:`fixed` or :meth:`stream`.
 
     Deliberately NOT a ``torch.utils.data.DataLoader``: Lightning gives every DataLoader a distributed sampler of single
     rows, which would undo whole-batch indexing and pad evaluation splits with repeated rows. This class shards itself.
@@ -90,12 +91,12 @@ class BatchLoader:
 
     @classmethod
     def fixed(
-        cls, tensor: Tensor, batch_size: int, *, base_seed: int = 0, shuffle: bool = False, **settings: Any
+        cls, tensor: Tensor | Batch, batch_size: int, *, base_seed: int = 0, shuffle: bool = False, **settings: Any
     ) -> "BatchLoader":
-        """Make a loader of the rows of one tensor.
+        """Make a loader of rows in memory.
 
         Args:
-            tensor: The rows, (N, D).
+            tensor: The rows, (N, D), or a ``Batch`` of them.
             batch_size: Rows of one process's batch.
             base_seed: Base seed of the shuffling; the order is a function of it and the epoch.
             shuffle: Whether each epoch has its own order.
@@ -115,7 +116,7 @@ class BatchLoader:
         """Make a loader of fresh rows.
 
         Args:
-            draw: ``draw(num_rows, generator) -> (num_rows, D)``, independent rows made from the generator alone.
+            draw: ``draw(num_rows, generator)``, independent rows made from the generator alone.
             batch_size: Rows of one process's batch.
             num_batches: Global batches of an epoch.
             base_seed: Base seed; a batch is a function of it, the epoch and the batch's index.
@@ -183,8 +184,8 @@ class BatchLoader:
         start, stop = _share(total - full * size, rank, world)
         return full + (stop > start)
 
-    def __iter__(self) -> Iterator[Tensor]:
-        """Serve the (remaining) batches of an epoch, each (rows, D) float32."""
+    def __iter__(self) -> Iterator[Any]:
+        """Serve the (remaining) batches of an epoch, float32."""
         # A generator: nothing below runs before the first batch is asked for. Lightning makes the iterator first and
         # sets the epoch afterwards, and when it resumes it makes iterators that it never uses.
         if not self._resuming:

@@ -1,4 +1,4 @@
-"""Where the rows of a loader come from: a tensor held in memory, or fresh draws."""
+"""Where the rows of a loader come from: held in memory, or drawn fresh."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -6,10 +6,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lightning_lift.datamodules.batches import Batch, num_rows, take_rows
 from lightning_lift.datamodules.seeding import generator_at
 
-Draw = Callable[[int, torch.Generator], Tensor]
-"""``draw(num_rows, generator) -> (num_rows, D)``: independent rows made from the generator alone."""
+Draw = Callable[[int, torch.Generator], Tensor | Batch]
+"""``draw(num_rows, generator)``: independent rows, (num_rows, D) or a ``Batch``, made from the generator alone."""
 
 
 class Source(Protocol):
@@ -28,17 +29,17 @@ class Source(Protocol):
 
 
 class TensorSource:
-    """Rows of one tensor, in order or shuffled anew each epoch.
+    """Rows held in memory, in order or shuffled anew each epoch.
 
     Args:
-        tensor: The rows, (N, ...).
+        tensor: The rows, (N, ...), or a ``Batch`` of them.
         base: Base seed of the shuffling, used if ``shuffle``.
         shuffle: Whether each epoch has its own order.
     """
 
     num_batches = 0
 
-    def __init__(self, tensor: Tensor, base: int, shuffle: bool) -> None:
+    def __init__(self, tensor: Tensor | Batch, base: int, shuffle: bool) -> None:
         self._tensor = tensor
         self._base = base
         self._shuffle = shuffle
@@ -46,7 +47,7 @@ class TensorSource:
 
     def num_rows(self) -> int:
         """Return N."""
-        return self._tensor.shape[0]
+        return num_rows(self._tensor)
 
     def positions(self, epoch: int, begin: int, end: int) -> Tensor | slice:
         """Return where the rows ``begin`` to ``end`` of an epoch stand in the tensor."""
@@ -59,9 +60,8 @@ class TensorSource:
     def rows(self, epoch: int, index: int, size: int, start: int, stop: int) -> Any:
         """Return a copy of the rows asked for, float32; see :class:`Source`."""
         begin = index * size
-        rows = self._tensor[self.positions(epoch, begin + start, begin + stop)]
         # a copy, so that code that writes into its batch cannot write into the data
-        return rows.to(torch.float32, copy=not self._shuffle)
+        return take_rows(self._tensor, self.positions(epoch, begin + start, begin + stop), copy=not self._shuffle)
 
 
 class StreamSource:
@@ -87,10 +87,10 @@ class StreamSource:
         """Return None: a stream has no end."""
         return None
 
-    def rows(self, epoch: int, index: int, size: int, start: int, stop: int) -> Tensor:
+    def rows(self, epoch: int, index: int, size: int, start: int, stop: int) -> Any:
         """Return the rows asked for; see :class:`Source`.
 
         The whole global batch is drawn and then cut, so that the rows do not depend on how many processes share it.
         """
         generator = generator_at(self._base, epoch * self.num_batches + index)
-        return self._draw(size, generator)[start:stop].to(torch.float32)
+        return take_rows(self._draw(size, generator), slice(start, stop))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_lift.datamodules.table_files import Table
@@ -16,19 +17,26 @@ _LEAST_VARIANCE = 1e-6  # of a whitened combination, relative to that of the col
 _DEPENDENT = 1e-10  # variance, relative to that of the columns, of a combination that is a constant but for rounding
 
 
+def constant_columns(rows: Table) -> npt.NDArray[np.bool_]:
+    """Return which columns (D,) of (N, D) have one value: a spread at the level of float64 rounding is no spread."""
+    constant: npt.NDArray[np.bool_] = np.ptp(rows, axis=0) <= 1e-14 * np.abs(rows).max(axis=0)
+    return constant
+
+
 def standard_units(rows: Table) -> tuple[Table, Table]:
     """Return mean and standard deviation, from distances to the median: a sum of large numbers loses a small spread.
 
     Args:
-        rows: (N, D), no column constant.
+        rows: (N, D).
 
     Returns:
-        Both (D,).
+        Both (D,), the deviation of a constant column as 1.
     """
     median = np.median(rows, axis=0)
-    width = np.ptp(rows, axis=0)  # its square need not be a number
+    constant = constant_columns(rows)
+    width = np.where(constant, 1.0, np.ptp(rows, axis=0))  # whose square need not be a number
     parts = (rows - median) / width
-    return median + width * parts.mean(axis=0), width * parts.std(axis=0)
+    return median + width * parts.mean(axis=0), np.where(constant, 1.0, width * parts.std(axis=0))
 
 
 def whitening_units(rows: Table) -> tuple[Table, Table]:
@@ -87,8 +95,7 @@ def refuse_constant(train: Table, columns: Sequence[str], source: str) -> None:
     Raises:
         ValueError: Naming the columns, with their value.
     """
-    # a spread at the level of float64 rounding is no spread
-    constant = np.ptp(train, axis=0) <= 1e-14 * np.abs(train).max(axis=0)
+    constant = constant_columns(train)
     faults = [f"{columns[i]!r} ({train[0, i]:g})" for i in np.flatnonzero(constant).tolist()]
     if faults:
         raise ValueError(

@@ -95,7 +95,7 @@ def test_window_and_support(tmp_path) -> None:
     data = tabular(path=write(tmp_path / "a.csv"))
     with pytest.raises(RuntimeError, match=r"window of 'a' is computed from the data: call setup\(\) first"):
         _ = data.window
-    with pytest.raises(RuntimeError, match="location"):
+    with pytest.raises(RuntimeError, match=r"units of .a. are computed"):
         _ = data.location
     train = data.split("train")
     assert bool((data.window[0] < train.amin(dim=0)).all() and (data.window[1] > train.amax(dim=0)).all())
