@@ -1,6 +1,7 @@
 """Diagnostics: pure functions on tensors and potentials. They import no callback, module or trainer."""
 
 from lightning_lift.diagnostics.architectures import ArchitectureReading, FollowedMovement, architecture_reading
+from lightning_lift.diagnostics.calibration_figure import calibration_figure
 from lightning_lift.diagnostics.convexity import (
     LeastCurvature,
     jensen_gap,
@@ -27,6 +28,12 @@ from lightning_lift.diagnostics.landscape import (
 )
 from lightning_lift.diagnostics.latent_hessian import hessian_products
 from lightning_lift.diagnostics.latent_step import latent_of, latent_step
+from lightning_lift.diagnostics.posterior_ranks import (
+    ExpectedCoverage,
+    RankStatistics,
+    expected_coverage,
+    rank_statistics,
+)
 from lightning_lift.diagnostics.probe import ProbeRows, collect, probe_cross_covariance, probe_row, undisturbed
 from lightning_lift.diagnostics.shoulder import (
     SHOULDER_SLOPE,
@@ -51,14 +58,15 @@ from lightning_lift.diagnostics.weight_spaces import (
 )
 
 __all__ = [
-    "SHOULDER_SLOPE", "ArchitectureReading", "CrossCovarianceResult", "EscapeProblem", "FirstPassage",
-    "FollowedMovement", "GivenWeights", "LeastCurvature", "NetworkSpace", "NoiseReading", "Plane", "ProbeRows",
-    "Reading", "ShoulderNoise", "SurvivalCurve", "TrailingWindow", "TrainedSpace", "Transitions", "VisitCounter",
-    "VisitSummary", "architecture_reading", "collect", "double_well", "evaluation_loss", "exit_slope",
-    "filter_normalized", "floor_mask", "grid_coordinates", "hessian_products", "jensen_gap", "kaplan_meier_of_counts",
-    "latent_of", "latent_step", "least_eigenvalues", "log_laplace_exit_time", "log_mean_exit_time", "make_problem",
-    "network_weights", "noise_directions", "occupancy", "occupancy_by_tensor", "plane_through", "principal_plane",
-    "probe_cross_covariance", "probe_row", "read_cross_covariance", "read_window", "search_least_eigenvalue",
-    "shoulder_mask", "shoulder_threshold", "simulate_first_passage", "slice_axes", "transitions", "undisturbed",
-    "update_noise", "worst_jensen_gap",
+    "SHOULDER_SLOPE", "ArchitectureReading", "CrossCovarianceResult", "EscapeProblem", "ExpectedCoverage",
+    "FirstPassage", "FollowedMovement", "GivenWeights", "LeastCurvature", "NetworkSpace", "NoiseReading", "Plane",
+    "ProbeRows", "RankStatistics", "Reading", "ShoulderNoise", "SurvivalCurve", "TrailingWindow", "TrainedSpace",
+    "Transitions", "VisitCounter", "VisitSummary", "architecture_reading", "calibration_figure", "collect",
+    "double_well", "evaluation_loss", "exit_slope", "expected_coverage", "filter_normalized", "floor_mask",
+    "grid_coordinates", "hessian_products", "jensen_gap", "kaplan_meier_of_counts", "latent_of", "latent_step",
+    "least_eigenvalues", "log_laplace_exit_time", "log_mean_exit_time", "make_problem", "network_weights",
+    "noise_directions", "occupancy", "occupancy_by_tensor", "plane_through", "principal_plane",
+    "probe_cross_covariance", "probe_row", "rank_statistics", "read_cross_covariance", "read_window",
+    "search_least_eigenvalue", "shoulder_mask", "shoulder_threshold", "simulate_first_passage", "slice_axes",
+    "transitions", "undisturbed", "update_noise", "worst_jensen_gap",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
-"""Torchmetrics of density models, and the distances of ``functional`` and ``two_sample``."""
+"""Torchmetrics of density models, distances between two samples, and what they rest on."""
 
+from lightning_lift.metrics.classifier_two_sample import classifier_two_sample
 from lightning_lift.metrics.gaussian import best_gaussian
 from lightning_lift.metrics.likelihood import NegativeLogLikelihood, NegativeLogLikelihoodStandardError
 from lightning_lift.metrics.two_sample import energy_distance, maximum_mean_discrepancy
@@ -8,6 +9,7 @@ __all__ = [
     "NegativeLogLikelihood",
     "NegativeLogLikelihoodStandardError",
     "best_gaussian",
+    "classifier_two_sample",
     "energy_distance",
     "maximum_mean_discrepancy",
 ]
