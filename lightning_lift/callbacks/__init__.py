@@ -8,6 +8,7 @@ from lightning_lift.callbacks.latent_images import LatentImages
 from lightning_lift.callbacks.latent_step import LatentStep
 from lightning_lift.callbacks.path_conditioning import PathConditioning
 from lightning_lift.callbacks.periodic import PeriodicCallback
+from lightning_lift.callbacks.posterior_figure import PosteriorFigure
 from lightning_lift.callbacks.prediction_writer import PredictionWriter
 from lightning_lift.callbacks.run_summary import RunSummary
 from lightning_lift.callbacks.sample_distance import SampleDistance
@@ -19,6 +20,6 @@ from lightning_lift.callbacks.weight_histograms import WeightHistograms
 
 __all__ = [
     "CrossCovariance", "DensityFigure", "FlowFigure", "LastCheckpoint", "LatentImages", "LatentStep",
-    "PathConditioning", "PeriodicCallback", "PredictionWriter", "RunSummary", "SampleDistance", "ShoulderOccupancy",
-    "ShoulderVisits", "TrailingCrossCovariance", "UpdateNoise", "WeightHistograms",
+    "PathConditioning", "PeriodicCallback", "PosteriorFigure", "PredictionWriter", "RunSummary", "SampleDistance",
+    "ShoulderOccupancy", "ShoulderVisits", "TrailingCrossCovariance", "UpdateNoise", "WeightHistograms",
 ]  # fmt: skip

@@ -45,19 +45,23 @@ class FlowPicture:
 
 @dataclass(frozen=True)
 class MarginalPicture:
-    """What is drawn of a model in more than two dimensions, in original units.
+    """What is drawn of a model in more than two dimensions, or of a posterior, in original units.
 
     Attributes:
         samples: of the model, (N, C), the columns to show.
-        rows: held-out rows, (K, C).
+        rows: what they should look like, (K, C); None where that is not known.
         columns: their names.
         title: over the figure.
+        labels: of samples and rows.
+        truth: a point to mark, (C,), or None.
     """
 
     samples: Array
-    rows: Array
+    rows: Array | None
     columns: tuple[str, ...]
     title: str
+    labels: tuple[str, str] = ("samples", "held-out rows")
+    truth: Array | None = None
 
 
 def draw_flow(picture: FlowPicture) -> Figure:
@@ -109,7 +113,7 @@ def _draw_grid(axes: Axes, grid: Array) -> None:
 
 
 def draw_marginals(picture: MarginalPicture) -> Figure:
-    """Draw every pair of columns: samples below the diagonal, held-out rows above it, both along it.
+    """Draw every pair of columns: samples below the diagonal, rows above it, both along it, the truth across.
 
     Args:
         picture: at least one column.
@@ -118,43 +122,58 @@ def draw_marginals(picture: MarginalPicture) -> Figure:
     side = 2.4 * count + 1.2 if count > 1 else 5.0
     figure = Figure(figsize=(side, side if count > 1 else 4.0), layout="constrained")
     grid = figure.subplots(count, count, squeeze=False)
-    ends = [_span(picture.rows[:, i]) for i in range(count)]
+    shown = picture.samples if picture.rows is None else picture.rows
+    truth = picture.samples[:0] if picture.truth is None else picture.truth[None]
+    ends = [_span(shown[:, i], truth[:, i]) for i in range(count)]
     for i in range(count):
         for j in range(count):
             axes = grid[i, j]
+            points = picture.samples if i >= j else picture.rows
+            if points is None:
+                axes.set_axis_off()
+                continue
             if i == j:
-                _draw_histograms(axes, picture.samples[:, i], picture.rows[:, i], ends[i])
+                _draw_histograms(axes, picture, i, ends[i])
                 axes.set_yticks([])
             else:
-                below = i > j
-                points = picture.samples if below else picture.rows
-                axes.scatter(points[:_SHOWN, j], points[:_SHOWN, i], color="C0" if below else "0.35", **_POINTS)
+                colour = "C0" if i > j else "0.35"
+                axes.scatter(points[:_SHOWN, j], points[:_SHOWN, i], color=colour, **_POINTS)
+                axes.scatter(truth[:, j], truth[:, i], color="C3", marker="+", s=90.0, linewidths=1.2)
                 axes.set_ylim(*ends[i])
             axes.set_xlim(*ends[j])
             if i == count - 1:
                 axes.set_xlabel(picture.columns[j])
             if j == 0 and i:
                 axes.set_ylabel(picture.columns[i])
-    grid[0, 0].legend(frameon=False, fontsize="small", loc="upper right")
-    said = "samples below the diagonal, held-out rows above" if count > 1 else "samples and held-out rows"
+    grid[0, 0].legend(frameon=False, fontsize="small", loc="best")
+    of_samples, of_rows = picture.labels
+    said = of_samples
+    if picture.rows is not None:
+        said = f"{of_samples} below the diagonal, {of_rows} above" if count > 1 else f"{of_samples} and {of_rows}"
     figure.suptitle(f"{picture.title}: {said}")
     return figure
 
 
-def _draw_histograms(axes: Axes, samples: Array, rows: Array, ends: tuple[float, float]) -> None:
-    bins = np.linspace(*ends, int(np.clip(2.0 * len(rows) ** (1.0 / 3.0), 8, 50)) + 1)
+def _draw_histograms(axes: Axes, picture: MarginalPicture, column: int, ends: tuple[float, float]) -> None:
+    both = zip((picture.rows, picture.samples), reversed(picture.labels), strict=True)
+    compared = [(values, label) for values, label in both if values is not None]
+    bins = np.linspace(*ends, int(np.clip(2.0 * len(compared[0][0]) ** (1.0 / 3.0), 8, 50)) + 1)
     widths = np.diff(bins)
     tops = []
-    for values, label in ((rows, "held out"), (samples, "samples")):
-        heights = np.histogram(values, bins)[0] / (len(values) * widths)
+    for values, label in compared:
+        heights = np.histogram(values[:, column], bins)[0] / (len(values) * widths)
         tops.append(float(heights.max()))
-        filled = label == "held out"
+        filled = values is picture.rows
         axes.stairs(heights, bins, label=label, fill=filled, color="0.8" if filled else "C0", linewidth=1.3)
+    if picture.truth is not None:
+        axes.axvline(picture.truth[column], color="C3", linewidth=1.2, label="truth")
     # A collapsed model shall not flatten the data.
-    axes.set_ylim(0.0, 1.05 * max(tops[0], min(tops[1], 2.0 * tops[0]), 1e-12))
+    axes.set_ylim(0.0, 1.05 * max(tops[0], min(tops[-1], 2.0 * tops[0]), 1e-12))
 
 
-def _span(values: Array) -> tuple[float, float]:
+def _span(values: Array, also: Array) -> tuple[float, float]:
+    """Where nearly all values lie, and the others all, with a margin."""
     low, high = np.quantile(values, [0.002, 0.998])
+    low, high = min([low, *also]), max([high, *also])
     margin = 0.08 * (high - low) or 1.0
     return float(low - margin), float(high + margin)
