@@ -31,6 +31,13 @@ from lightning_lift.datamodules.pinwheel import PinwheelDataModule
 from lightning_lift.datamodules.product import ProductDataModule
 from lightning_lift.datamodules.rings import RingsDataModule
 from lightning_lift.datamodules.sampled import SampledDataModule
+from lightning_lift.datamodules.simulators import (
+    DarcyDataModule,
+    LinearGaussianDataModule,
+    SimulatorDataModule,
+    SLCPDataModule,
+    TwoMoonsPosteriorDataModule,
+)
 from lightning_lift.datamodules.skew_normal import SkewNormalDataModule
 from lightning_lift.datamodules.swiss_roll import SwissRollDataModule
 from lightning_lift.datamodules.tabular import TabularDataModule
@@ -46,6 +53,7 @@ __all__ = [
     "CheckerboardDataModule",
     "ConvAutoencoder",
     "CorrelatedGaussianDataModule",
+    "DarcyDataModule",
     "DensityDataModule",
     "EightGaussiansDataModule",
     "GammaDataModule",
@@ -54,6 +62,7 @@ __all__ = [
     "HalfNormalDataModule",
     "LabelledDataModule",
     "LaplaceDataModule",
+    "LinearGaussianDataModule",
     "MAFTableDataModule",
     "MNISTDataModule",
     "MNISTLatentsDataModule",
@@ -63,11 +72,14 @@ __all__ = [
     "PinwheelDataModule",
     "ProductDataModule",
     "RingsDataModule",
+    "SLCPDataModule",
     "SampledDataModule",
+    "SimulatorDataModule",
     "SkewNormalDataModule",
     "SwissRollDataModule",
     "TabularDataModule",
     "TwoMoonsDataModule",
+    "TwoMoonsPosteriorDataModule",
     "TwoSpiralsDataModule",
     "Units",
 ]
