@@ -95,7 +95,7 @@ class PartsDataModule(RowsDataModule[Batch]):
         Returns:
             The splits in training units, in the precision given.
         """
-        units = {name: _units(part) for name, part in parts_of(splits["train"]).items() if name in fields}
+        units = {name: units_of_part(part) for name, part in parts_of(splits["train"]).items() if name in fields}
         if "x" in units:
             self.set_standardization(*units["x"])
         self.field_units = {name: stated for name, stated in units.items() if name != "x"}
@@ -107,7 +107,12 @@ class PartsDataModule(RowsDataModule[Batch]):
         }
 
 
-def _units(part: Tensor) -> Units:
+def units_of_part(part: Tensor) -> Units:
+    """Units in which a part's training rows have mean 0 and standard deviation 1, float64.
+
+    Args:
+        part: (N, columns), each with units of its own, or images and sequences, (N, ..., ...), with one for all.
+    """
     table = part.double().reshape(len(part), -1) if part.ndim < 3 else part.double().reshape(-1, 1)
     location, scale = standard_units(table.numpy())
     return Units(torch.from_numpy(location), torch.from_numpy(scale))
