@@ -3,7 +3,6 @@
 from typing import Any
 
 import lightning as L
-import numpy as np
 from matplotlib.figure import Figure
 
 from lightning_lift.callbacks._flow_plot import MarginalPicture, draw_marginals
@@ -23,9 +22,10 @@ _MAX_COLUMNS = 6
 class PosteriorFigure(ScheduledFigure):
     """Draw pairs of parameters under the posterior of one held-out observation, in original units.
 
-    Draws of the model are below the diagonal; above it reference draws, where the data module has
-    ``reference_draws(context, num_draws, seed)`` and gives some for this observation. Along it are histograms of both.
-    The parameters that the observation was simulated from are marked in red. Up to six parameters are drawn.
+    Draws of the model are below the diagonal, those within the bounds of the prior where the data module has
+    ``inside(x)``; above it are reference draws, where it has ``reference_draws(context, num_draws, seed)`` and gives
+    some for this observation. Along it are histograms of both. The parameters that the observation was simulated from
+    are marked in red. Up to six parameters are drawn.
 
     It needs ``sample(n, context, seed)`` of the module. Figures go to ``posterior/val`` and ``posterior/test`` in
     TensorBoard, and to ``figures/posterior_step_<step>.png`` (``posterior_val.png`` without a fit) and
@@ -72,9 +72,13 @@ class PosteriorFigure(ScheduledFigure):
         units: Units | None = getattr(data, "field_units", {}).get("context")
         if units is not None:
             context = units.invert(context)
-        draws = in_data_order(module, data, module.sample(self.num_samples, context, seed=0)[:, 0]).numpy()
-        if not np.isfinite(draws).all():
+        samples = in_data_order(module, data, module.sample(self.num_samples, context, seed=0)[:, 0])
+        if not samples.isfinite().all():
             return None, "samples are not finite: the model has diverged."
+        inside = getattr(data, "inside", None)
+        draws = (samples[inside(samples)] if callable(inside) else samples).numpy()
+        if not len(draws):
+            return None, f"none of {self.num_samples} draws is within the bounds of the prior."
         draw_reference = getattr(data, "reference_draws", None)
         reference = draw_reference(context[0], self.num_samples, 0) if callable(draw_reference) else None
         when = f"step {trainer.global_step}" if stage == "val" else "test"

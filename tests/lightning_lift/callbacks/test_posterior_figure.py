@@ -10,43 +10,19 @@ from torch import Tensor
 from lightning_lift.callbacks import PosteriorFigure
 from lightning_lift.callbacks import posterior_figure as module_under_test
 from lightning_lift.callbacks._flow_plot import MarginalPicture, draw_marginals
-from lightning_lift.datamodules import Batch
-from lightning_lift.datamodules.parts import PartsDataModule
+from lightning_lift.datamodules.simulators import LinearGaussianDataModule, TwoMoonsPosteriorDataModule
 from lightning_lift.modules.task import TaskModule
 from tests.lightning_lift.callbacks.runs import events, make_trainer
 
-DEVIATION = math.sqrt(0.5)
 
-
-class Pairs(PartsDataModule):
-    """theta ~ N(100, I_3), data = theta + N(0, I_3): the posterior is N(50 + data / 2, I / 2)."""
-
-    def __init__(self, known: bool = True) -> None:
-        super().__init__(dim=3, name="pairs", batch_size=50, context_shape=(3,))
-        self.known = known
-
-    def load(self) -> dict[str, Batch]:
-        source = torch.Generator().manual_seed(0)
-        splits = {}
-        for key in ("train", "val", "test"):
-            theta = 100.0 + torch.randn(60, 3, generator=source)
-            splits[key] = Batch(theta, theta + torch.randn(60, 3, generator=source))
-        self.original = splits
-        return self.standardize(splits, ("x", "context"))
-
-    def reference_draws(self, context: Tensor, num_draws: int, seed: int) -> Tensor | None:
-        source = torch.Generator().manual_seed(seed + 1)
-        mean = 50.0 + context / 2.0
-        return mean + DEVIATION * torch.randn(num_draws, 3, generator=source) if self.known else None
-
-
-class Exact(TaskModule):
-    """The posterior itself."""
+class Normal(TaskModule):
+    """Draws from the exact posterior of theta ~ N(0, 0.1 I_3) with data theta + N(0, 0.1 I_3), or of any variance."""
 
     batch_fields = ("x", "context")
 
-    def __init__(self) -> None:
-        super().__init__(3)
+    def __init__(self, dim: int = 3, variance: float = 0.05) -> None:
+        super().__init__(dim)
+        self.variance = variance
         self.unused = torch.nn.Parameter(torch.zeros(()))
 
     def batch_loss(self, batch: Any, latent: Tensor | None = None) -> Tensor:
@@ -54,8 +30,13 @@ class Exact(TaskModule):
 
     def sample(self, num_samples: int, context: Tensor, seed: int | None = None) -> Tensor:
         assert seed is not None and not self.training
-        noise = torch.randn(num_samples, len(context), 3, generator=torch.Generator().manual_seed(seed))
-        return 50.0 + context / 2.0 + DEVIATION * noise
+        source = torch.Generator().manual_seed(seed + 1)
+        noise = torch.randn(num_samples, len(context), self.dim, generator=source)
+        return context / 2.0 + math.sqrt(self.variance) * noise
+
+
+def simulations(**arguments: Any) -> dict[str, Any]:
+    return {"num_simulations": 100, "num_test": 60, "batch_size": 50, **arguments}
 
 
 @pytest.fixture
@@ -72,7 +53,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> list[MarginalPicture]:
 
 
 def test_the_posterior_of_one_row_in_original_units(tmp_path: Path, pictures: list[MarginalPicture]) -> None:
-    data, module = Pairs(), Exact()
+    data, module = LinearGaussianDataModule(dim=3, **simulations()), Normal()
     trainer = make_trainer(tmp_path, [PosteriorFigure(num_samples=3000, observation=7)], max_steps=1)
     trainer.fit(module, data)
     trainer.test(module, data, verbose=False)
@@ -82,28 +63,41 @@ def test_the_posterior_of_one_row_in_original_units(tmp_path: Path, pictures: li
     ]
     assert [event.step for event in events(tmp_path).Images("posterior/val")] == [1]
     for picture, key in zip(pictures, ("val", "test"), strict=True):
-        theta, observed = data.original[key].x[7], data.original[key].context[7]
+        row = data.split(key)
+        theta, observed = data.units.invert(row.x)[7], data.field_units["context"].invert(row.context)[7]
         assert picture.truth is not None and picture.rows is not None
-        torch.testing.assert_close(torch.tensor(picture.truth), theta.double(), rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(torch.tensor(picture.truth), theta)
         for draws in (picture.samples, picture.rows):
-            assert abs(draws.mean(0) - (50.0 + observed.numpy() / 2.0)).max() < 4.0 * DEVIATION / math.sqrt(3000)
+            assert abs(draws.mean(0) - observed.numpy() / 2.0).max() < 4.0 * math.sqrt(0.05 / 3000)
     with Image.open(next(tmp_path.rglob("posterior_test.png"))) as image:
         assert image.size[0] > 900
-        red = sum(
-            count for count, (r, g, b) in image.convert("RGB").getcolors(1 << 24) if r > 180 and g < 80 and b < 80
-        )
+        colours = image.convert("RGB").getcolors(1 << 24) or []
+        red = sum(count for count, (r, g, b) in colours if r > 180 and g < 80 and b < 80)
         assert red > 300, "the truth is marked in every panel"
 
 
+def test_draws_outside_the_prior_are_left_out(tmp_path: Path, pictures: list[MarginalPicture]) -> None:
+    data = TwoMoonsPosteriorDataModule(**simulations())
+    make_trainer(tmp_path, [PosteriorFigure(num_samples=300)]).test(Normal(2, variance=1.0), data, verbose=False)
+    (picture,) = pictures
+    assert 50 < len(picture.samples) < 250
+    assert abs(picture.samples).max() <= 1.0
+
+
 def test_without_a_reference_and_where_there_is_nothing_to_draw(
-    tmp_path: Path, pictures: list[MarginalPicture], recwarn: pytest.WarningsRecorder
+    tmp_path: Path,
+    pictures: list[MarginalPicture],
+    recwarn: pytest.WarningsRecorder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    make_trainer(tmp_path, [PosteriorFigure(num_samples=100)]).test(Exact(), Pairs(known=False), verbose=False)
+    data = LinearGaussianDataModule(dim=3, **simulations())
+    make_trainer(tmp_path, [PosteriorFigure(observation=60)]).test(Normal(), data, verbose=False)
+    assert any("observation=60 is no row" in str(warning.message) for warning in recwarn)
+    monkeypatch.setattr(LinearGaussianDataModule, "reference_draws", lambda *_: None)
+    make_trainer(tmp_path, [PosteriorFigure(num_samples=100)]).test(Normal(), data, verbose=False)
     (picture,) = pictures
     assert picture.rows is None
     figure = draw_marginals(picture)
     assert [axes.axison for axes in figure.axes] == [True, False, False, True, True, False, True, True, True]
-    make_trainer(tmp_path, [PosteriorFigure(observation=60)]).test(Exact(), Pairs(), verbose=False)
-    assert any("observation=60 is no row" in str(warning.message) for warning in recwarn)
     with pytest.raises(ValueError, match="observation=-1"):
         PosteriorFigure(observation=-1)
