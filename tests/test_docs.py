@@ -51,3 +51,11 @@ def test_every_configuration_and_page_that_the_readme_names_exists() -> None:
         assert (ROOT / path).is_file(), path
     named = re.findall(r"--config ([\w/]+\.yaml)", readme)
     assert named and set(named) <= set(configurations())
+
+
+def test_a_simulator_of_ones_own() -> None:
+    names: dict[str, Any] = {}
+    exec(blocks("docs/data_sets.md")[0], names)
+    batch, data = names["batch"], names["data"]
+    assert batch.x.shape == (256, 2) and batch.context.shape == (256, 8)
+    assert data.inside(data.units.invert(batch.x.double())).all()
