@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         networks,
         parameterizations,
         partition,
+        programs,
         rescaling,
         testing,
     )

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_lift.datamodules.units import Units
 from lightning_lift.flows.logdet import LogDet
 from lightning_lift.flows.transform import FlowMap, FlowStage, PlainLogDet, all_points, standard_normal_log_prob
 from lightning_lift.modules.original_units import OriginalUnits
 from lightning_lift.networks.actnorm import Normalization
 from lightning_lift.partition.base import Partition
 from lightning_lift.potential import Potential
+from lightning_lift.programs.function import ConvexFunction, convex_function
 
 _FAR = 1e4  # |location| / scale beyond which float32 cannot tell rows a thousandth of their spread apart
 
@@ -57,6 +59,10 @@ class FrozenEnergy(nn.Module):
         """The network as a potential, for derivatives."""
         buffers = dict(self.network.named_buffers())
         return Potential(self.network, {name: buffers[name] for name in self.network.nonnegative_names()})
+
+    def convex_function(self) -> ConvexFunction:
+        """E, for programs."""
+        return convex_function(self.potential())
 
 
 class FrozenDistribution(OriginalUnits, nn.Module, ABC):
@@ -139,6 +145,13 @@ class FrozenDensity(FrozenDistribution):
     def log_prob_scaled(self, x: Tensor) -> Tensor:
         """-E(x) - log Z in training units, -inf outside the support: shape (N, D) to (N,)."""
         return inside_only(-self.energy(x) - self.log_partition, x, self.support)
+
+    def convex_function(self) -> ConvexFunction:
+        """The log-density in original units, concave, for programs."""
+        location, scale = self.location.cpu().double(), self.scale.cpu().double()
+        units = Units(location, scale)
+        offset = -float(self.log_partition) - float(units.log_det)
+        return ConvexFunction(self.energy.potential(), units, -1.0, offset, self.support.cpu())
 
     def sample_scaled(self, num_samples: int, generator: torch.Generator) -> Tensor:
         """The estimator's draws in training units, shape (n, D)."""
