@@ -25,7 +25,13 @@ if TYPE_CHECKING:
         rescaling,
         testing,
     )
-    from lightning_lift.modules import ConvexModule, ConvexPotentialFlow, LogConcaveEBM, NormalizingFlow
+    from lightning_lift.modules import (
+        ConvexModule,
+        ConvexPotentialFlow,
+        ConvexRegression,
+        LogConcaveEBM,
+        NormalizingFlow,
+    )
     from lightning_lift.networks import ICNN, ConvexNetwork
     from lightning_lift.parameterizations import DirectSoftplus, Lift, Parameterization, ProjectedGradient
     from lightning_lift.potential import Potential
@@ -36,6 +42,7 @@ __all__ = [
     "ConvexModule",
     "ConvexNetwork",
     "ConvexPotentialFlow",
+    "ConvexRegression",
     "DirectSoftplus",
     "Lift",
     "LogConcaveEBM",

@@ -9,12 +9,15 @@ from lightning_lift.modules.fitting import FittedModule
 from lightning_lift.modules.flow import ConvexPotentialFlow
 from lightning_lift.modules.frozen import FrozenDensity, FrozenDistribution, FrozenEnergy, FrozenFlow
 from lightning_lift.modules.normalizing_flow import FrozenNormalizingFlow, NormalizingFlow
+from lightning_lift.modules.regression import ConvexRegression
+from lightning_lift.modules.regression_function import FrozenRegression, RegressionFunction
 from lightning_lift.modules.relu_networks import ReLUConvNet, ReLUMLP
 from lightning_lift.modules.task import TaskModule
 
 __all__ = [
     "ConvexModule",
     "ConvexPotentialFlow",
+    "ConvexRegression",
     "DensityModule",
     "DensityTask",
     "DivergenceError",
@@ -24,10 +27,12 @@ __all__ = [
     "FrozenEnergy",
     "FrozenFlow",
     "FrozenNormalizingFlow",
+    "FrozenRegression",
     "LogConcaveEBM",
     "NormalizingFlow",
     "ReLUClassifier",
     "ReLUConvNet",
     "ReLUMLP",
+    "RegressionFunction",
     "TaskModule",
 ]

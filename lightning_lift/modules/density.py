@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
@@ -13,7 +12,6 @@ from lightning_lift.metrics.functional import hellinger_distance, kl_divergence,
 from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.frozen import FrozenDistribution
 from lightning_lift.modules.original_units import OriginalUnits
-from lightning_lift.modules.selection import BestWeights
 from lightning_lift.modules.task import TaskModule
 from lightning_lift.networks.base import check_points
 from lightning_lift.partition.grids import grid_points, trapezoid_log_weights
@@ -43,6 +41,7 @@ class DensityTask(OriginalUnits, TaskModule):
     """
 
     prediction_columns = ("log_density",)
+    selection_metric = "val/nll"
     takes_mixed_columns = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -53,11 +52,6 @@ class DensityTask(OriginalUnits, TaskModule):
         self.test_gaussian_nll = NegativeLogLikelihood()
         self.test_difference_standard_error = NegativeLogLikelihoodStandardError()
         self._gaussian: MultivariateNormal | None = None
-
-    def configure_callbacks(self) -> list[L.Callback]:
-        """Selection by validation, on a fixed training split."""
-        present = any(isinstance(callback, BestWeights) for callback in getattr(self.trainer, "callbacks", []))
-        return [] if present else [BestWeights()]
 
     def _like_weights(self, x: Tensor) -> Tensor:
         return x.to(next(self.parameters()))

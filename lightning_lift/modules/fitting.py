@@ -53,6 +53,9 @@ class FittedModule(StoredModule):
 
     scheduler_interval: Literal["step", "epoch"] = "step"
 
+    selection_metric: str = "val/loss"
+    """What the best weights of a fit have the lowest of."""
+
     def __init__(
         self,
         dim: int,
@@ -183,7 +186,7 @@ class FittedModule(StoredModule):
 
     def _judge_metrics(self) -> None:
         callbacks = getattr(self.trainer, "callbacks", [])
-        own = ("val/loss", "val/nll")
+        own = ("val/loss", self.selection_metric)
         wrong = {k: float(v) for k, v in self.trainer.callback_metrics.items() if not math.isfinite(float(v))}
         for name in [*own, *(getattr(c, "monitor", None) for c in callbacks)]:
             if name not in wrong:

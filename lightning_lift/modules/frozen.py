@@ -50,9 +50,9 @@ class FrozenEnergy(nn.Module):
             module._parameters.pop(leaf, None)
             module.register_buffer(leaf, tensor.detach().clone())
 
-    def forward(self, x: Tensor) -> Tensor:
-        """E(x): shape (N, D) to (N,)."""
-        energy: Tensor = self.network(x)
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """E(x), at a context where the network takes one: shape (N, D) to (N,)."""
+        energy: Tensor = self.network(x) if context is None else self.network(x, context=context)
         return energy
 
     def potential(self) -> Potential:

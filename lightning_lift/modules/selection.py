@@ -13,14 +13,14 @@ _PATIENCE, _LEAST_STEPS = 3.0, 300  # without a better validation: multiples of 
 
 
 class BestWeights(L.Callback):
-    """Ends a fit on a fixed training split with the weights of the lowest ``val/nll``, kept in memory.
+    """Ends a fit on a fixed training split with the weights of its best validation, kept in memory.
 
-    A density task adds it by itself (``configure_callbacks``). It stops the fit when three times as many steps as the
-    best weights took, and at least 300 more, have brought nothing better. It does nothing where training batches are
-    drawn fresh, where nothing is validated, and where a callback of the user's own chooses the weights
-    (``EarlyStopping``, a ``ModelCheckpoint`` with ``monitor``, weight averaging) or judges the run itself. A checkpoint
-    written during the fit holds the weights of its own step, and the best ones as this callback's state; one written
-    after it holds the best.
+    The best has the lowest of the task's ``selection_metric``. A task adds it by itself (``configure_callbacks``). It
+    stops the fit when three times as many steps as the best weights took, and at least 300 more, have brought nothing
+    better. It does nothing where training batches are drawn fresh, where nothing is validated, and where a callback of
+    the user's own chooses the weights (``EarlyStopping``, a ``ModelCheckpoint`` with ``monitor``, weight averaging) or
+    judges the run itself. A checkpoint written during the fit holds the weights of its own step, and the best ones as
+    this callback's state; one written after it holds the best.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class BestWeights(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the weights if they are the best so far; stop if they have not been for long."""
-        found = trainer.callback_metrics.get("val/nll")
+        found = trainer.callback_metrics.get(_metric(pl_module))
         if not self._active or trainer.state.fn != "fit" or trainer.sanity_checking or not isinstance(found, Tensor):
             return
         if float(found) < self._best:
@@ -71,7 +71,11 @@ class BestWeights(L.Callback):
             pl_module.load_state_dict(self._state)
             self.restored_step = self._step
             rank_zero_info(
-                f"The module has the weights of step {self._step} (val/nll {self._best:.5g}, the lowest): the training "
-                f"split is fixed, and the later ones, to step {trainer.global_step}, were worse."
+                f"The module has the weights of step {self._step} ({_metric(pl_module)} {self._best:.5g}, the "
+                f"lowest): the training split is fixed, and the later ones, to step {trainer.global_step}, were worse."
             )
         self._state = None
+
+
+def _metric(module: L.LightningModule) -> str:
+    return str(getattr(module, "selection_metric", "val/loss"))

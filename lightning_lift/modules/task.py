@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import lightning as L
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from lightning_lift.datamodules.batches import Batch, as_batch, inputs_of, num_rows
 from lightning_lift.datamodules.units import Units
 from lightning_lift.modules.fitting import FittedModule
+from lightning_lift.modules.selection import BestWeights
 from lightning_lift.modules.units import column_order, note_rows, warn_of_moved_rows
 from lightning_lift.networks.base import check_points
 
@@ -58,6 +60,11 @@ class TaskModule(FittedModule):
         self.columns: list[str] | None = None
         self._rows: dict[str, Any] = {}
         self.support = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, dim).clone()
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Selection by validation, on a fixed training split."""
+        present = any(isinstance(callback, BestWeights) for callback in getattr(self.trainer, "callbacks", []))
+        return [] if present else [BestWeights()]
 
     # -- batches --------------------------------------------------------------------------------------------------
 

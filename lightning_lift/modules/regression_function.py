@@ -1,0 +1,114 @@
+"""What a regression has fitted: link, mean and slopes in original units, its losses, its frozen form."""
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lightning_lift.datamodules.units import Units
+from lightning_lift.modules.frozen import FrozenEnergy
+from lightning_lift.potential import Potential
+
+LossName = Literal["squared", "absolute", "quantile", "poisson", "logistic"]
+
+
+class RegressionFunction(NamedTuple):
+    """A fitted regression in original units.
+
+    Attributes:
+        potential: E in training units.
+        sign: the link is sign * E; -1 where it is concave.
+        loss: name of the loss, which decides link and mean.
+        units: of the inputs.
+        target_units: of the target, one number each; of use where the link is the identity.
+    """
+
+    potential: Potential
+    sign: float
+    loss: LossName
+    units: Units
+    target_units: Units
+
+    def link(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """The convex (or concave) function at points (N, D), shape (N,): identity, logarithm or logit of the mean."""
+        link = self.sign * self.potential.at(context).value(self._scaled(x))
+        return self.target_units.to(link).invert(link) if self._is_identity else link
+
+    def mean(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """The prediction at points (N, D), shape (N,)."""
+        return mean_of(self.loss, self.link(x, context))
+
+    def gradient(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """Its slope in each input, prediction a unit of the input, shape (N, D)."""
+        value, gradient = self.potential.at(context).value_gradient(self._scaled(x))
+        gradient = self.sign * gradient / self.units.to(gradient).scale
+        if self._is_identity:
+            return gradient * self.target_units.to(gradient).scale
+        mean = mean_of(self.loss, self.sign * value)
+        slope = mean if self.loss == "poisson" else mean * (1.0 - mean)
+        return gradient * slope.unsqueeze(1)
+
+    @property
+    def _is_identity(self) -> bool:
+        return self.loss not in ("poisson", "logistic")
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        like = next(iter(self.potential.weights.values()))
+        wide = Units(self.units.location.to(x.device), self.units.scale.to(x.device))
+        return wide.apply(x).to(like)
+
+
+def mean_of(loss: LossName, link: Tensor) -> Tensor:
+    """The prediction that belongs to values (N,) of the link."""
+    return link.exp() if loss == "poisson" else link.sigmoid() if loss == "logistic" else link
+
+
+def row_losses(loss: LossName, link: Tensor, target: Tensor, quantile: float = 0.5) -> Tensor:
+    """The loss of each row: a proper score of the prediction, up to a constant of the target for ``poisson``.
+
+    Args:
+        loss: ``squared``; ``absolute``; ``quantile``, the pinball loss max(q r, (q - 1) r) of r = target - link
+            (Koenker & Bassett, 1978); ``poisson``, exp(link) - target * link; ``logistic``, the cross-entropy.
+        link: shape (N,).
+        target: shape (N,).
+        quantile: q, for ``quantile``.
+    """
+    if loss == "squared":
+        return (link - target).square()
+    if loss == "absolute":
+        return (link - target).abs()
+    if loss == "quantile":
+        return torch.maximum(quantile * (target - link), (quantile - 1.0) * (target - link))
+    if loss == "poisson":
+        return link.exp() - target * link
+    return F.binary_cross_entropy_with_logits(link, target, reduction="none")
+
+
+class FrozenRegression(nn.Module):
+    """A regression with constant weights, in original units.
+
+    Args:
+        function: copied; nothing is shared with the model it came from.
+    """
+
+    def __init__(self, function: RegressionFunction) -> None:
+        super().__init__()
+        self.energy = FrozenEnergy(function.potential)
+        self._sign, self._loss = function.sign, function.loss
+        for name, units in (("inputs", function.units), ("target", function.target_units)):
+            self.register_buffer(f"{name}_location", units.location.clone())
+            self.register_buffer(f"{name}_scale", units.scale.clone())
+        self.eval()
+
+    def function(self) -> RegressionFunction:
+        """The regression: ``mean``, ``link`` and ``gradient`` of points in original units."""
+        own = {
+            name: Units(self.get_buffer(f"{name}_location"), self.get_buffer(f"{name}_scale"))
+            for name in ("inputs", "target")
+        }
+        return RegressionFunction(self.energy.potential(), self._sign, self._loss, own["inputs"], own["target"])
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """The prediction at points (N, D) in original units, shape (N,)."""
+        return self.function().mean(x, context)
