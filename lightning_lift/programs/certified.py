@@ -118,12 +118,22 @@ def certify(
     if x.ndim not in (1, 2) or x.shape[-1] != function.potential.dim:
         raise ValueError(f"x of shape {x.shape} does not fit: the network takes {function.potential.dim} inputs.")
     rows = np.atleast_2d(x)
-    matrix, low, high = _rows(constraints, rows.shape)
+    matrix, low, high = _rows([*constraints, *_support(function, len(rows))], rows.shape)
     value, _ = function.value_gradient(rows, context)
     image = matrix @ rows.reshape(-1)
     violation = float(np.concatenate([low - image, image - high, [0.0]]).max())
     residual = _stationarity(function, rows, context, *_normals(matrix, low, high, image))
     return Optimum(x, float(value.sum()), objective, residual, violation)
+
+
+def _support(function: ConvexFunction, points: int) -> list[LinearConstraint]:
+    """The support of a density, as constraints on the points in original units."""
+    if function.support is None:
+        return []
+    low, high = function.support.double().numpy() + function.scaling() @ function.units.location.numpy()
+    finite = np.isfinite(low) | np.isfinite(high)
+    matrix = sp.block_diag([function.scaling()[finite]] * points)
+    return [LinearConstraint(matrix, np.tile(low[finite], points), np.tile(high[finite], points))]
 
 
 def _rows(constraints: Constraints, shape: tuple[int, int]) -> tuple[sp.csr_array, Array, Array]:
