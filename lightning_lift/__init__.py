@@ -32,13 +32,14 @@ if TYPE_CHECKING:
         LogConcaveEBM,
         NormalizingFlow,
     )
-    from lightning_lift.networks import ICNN, ConvexNetwork
+    from lightning_lift.networks import ICNN, PICNN, ConvexNetwork
     from lightning_lift.parameterizations import DirectSoftplus, Lift, Parameterization, ProjectedGradient
     from lightning_lift.potential import Potential
 
 __version__ = "0.1.0"
 __all__ = [
     "ICNN",
+    "PICNN",
     "ConvexModule",
     "ConvexNetwork",
     "ConvexPotentialFlow",

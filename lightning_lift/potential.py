@@ -45,6 +45,7 @@ class Potential:
         self.network = network
         self.weights = dict(weights)
         self.context = context
+        self._rows: Any = None if context is None else network.bind_context(context, self.weights)
 
     def at(self, context: Tensor | None) -> "Potential":
         """The same function at another context.
@@ -58,6 +59,18 @@ class Potential:
         if context is self.context:
             return self
         return Potential(self.network, self.weights, context)
+
+    def rows(self, rows: Tensor | slice) -> "Potential":
+        """The same function at some of the points: at their contexts, where each has its own.
+
+        Args:
+            rows: indices or a mask of the points, or a slice of them.
+        """
+        if self.context is None or len(self.context) == 1:
+            return self
+        some = copy.copy(self)
+        some.context, some._rows = self.context[rows], self._rows[rows]
+        return some
 
     @property
     def dim(self) -> int:
@@ -130,11 +143,11 @@ class Potential:
         network, own = self.network, {**dict(self.network.named_parameters()), **self.weights}
         if any(buffer.is_floating_point() and buffer.dtype != dtype for buffer in network.buffers()):
             network = copy.deepcopy(network).to(dtype)
-        context = self.context
-        if context is not None and context.is_floating_point():
-            context = context.to(dtype)
-        cast = {name: t.to(dtype) if t.is_floating_point() else t for name, t in own.items()}
-        return Potential(network, cast, context)
+        cast = copy.copy(self)
+        cast.network = network
+        cast.weights = {name: t.to(dtype) if t.is_floating_point() else t for name, t in own.items()}
+        cast._rows = None if self._rows is None else self._rows.to(dtype)
+        return cast
 
     def _derivatives(self, x: Tensor, order: int) -> Derivatives:
         bound = self._bound(x)
@@ -156,7 +169,7 @@ class Potential:
                 f"a context of {len(self.context)} entries does not fit {len(x)} points: give one a point, or one for "
                 "all points."
             )
-        return {"context": self.context}
+        return {"context": self._rows}
 
 
 def _check_context(network: ConvexNetwork, context: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,8 @@ class ConvexNetwork(nn.Module, ABC):
           nonnegative;
         - ``forward(x)`` reads its parameters as attributes, so that ``torch.func.functional_call`` can replace them;
         - ``twice_differentiable`` is False where second derivatives are useless (relu), and ``strong_convexity`` is a
-          lower bound on the Hessian's eigenvalues.
+          lower bound on the Hessian's eigenvalues;
+        - a partially convex network sets ``context_shape``, and its ``forward`` takes ``context``.
         ``derivatives`` works at once through ``torch.func``; override it with a closed form to be fast.
     """
 
@@ -66,7 +67,20 @@ class ConvexNetwork(nn.Module, ABC):
             Shape (N,).
         """
 
-    def derivatives(self, x: Tensor, weights: Mapping[str, Tensor], order: int = 2) -> Derivatives:
+    def bind_context(self, context: Tensor, weights: Mapping[str, Tensor]) -> Any:
+        """What depends on the context and not on the points, made once: what the methods below take as ``context``.
+
+        By default the context itself. It must have a length, and give rows by ``[rows]`` and a precision by ``to``.
+
+        Args:
+            context: one entry a point or one for all points, shape (N, ...) or (1, ...).
+            weights: replacement tensors by parameter name.
+        """
+        return context
+
+    def derivatives(
+        self, x: Tensor, weights: Mapping[str, Tensor], order: int = 2, *, context: Any = None
+    ) -> Derivatives:
         """Value, gradient and, at order 2, Hessian; pure in ``weights`` and differentiable in them.
 
         The generic form by ``torch.func``, one row at a time under ``vmap``; it also works under ``inference_mode``.
@@ -75,23 +89,26 @@ class ConvexNetwork(nn.Module, ABC):
             x: points, shape (N, D).
             weights: replacement tensors by parameter name (the nonnegative ones, and free ones where they are emitted).
             order: 1 for value and gradient, 2 for the Hessian too.
+            context: of the points, or of all of them, for a partially convex network.
 
         Raises:
             NotImplementedError: order 2 on a network that is not twice differentiable.
         """
         self.check_order(order)
         replacements = dict(weights)
+        rows = () if context is None else (context.expand(len(x), *context.shape[1:]),)
 
-        def energy(point: Tensor) -> Tensor:
-            result: Tensor = functional_call(self, replacements, (point.unsqueeze(0),))
+        def energy(point: Tensor, *entry: Tensor) -> Tensor:
+            points = (point.unsqueeze(0), *(row.unsqueeze(0) for row in entry))
+            result: Tensor = functional_call(self, replacements, points)
             return result.squeeze(0)
 
-        gradient, value = vmap(grad_and_value(energy))(x)
-        hessian = vmap(jacrev(lambda point: grad_and_value(energy)(point)[0]))(x) if order == 2 else None
+        gradient, value = vmap(grad_and_value(energy))(x, *rows)
+        hessian = vmap(jacrev(lambda *row: grad_and_value(energy)(*row)[0]))(x, *rows) if order == 2 else None
         return Derivatives(value, gradient, hessian)
 
     def gradient_logdet(
-        self, x: Tensor, weights: Mapping[str, Tensor], chunk_size: int | None = None
+        self, x: Tensor, weights: Mapping[str, Tensor], chunk_size: int | None = None, *, context: Any = None
     ) -> tuple[Tensor, Tensor]:
         """The gradient and the log-determinant of the Hessian: what a convex potential flow is trained with.
 
@@ -101,6 +118,7 @@ class ConvexNetwork(nn.Module, ABC):
             x: points, shape (N, D).
             weights: replacement tensors by parameter name.
             chunk_size: rows at a time; None for all at once.
+            context: as for ``derivatives``.
 
         Returns:
             grad E, shape (N, D), and log det Hess E, shape (N,). The log-determinant is NaN at a point whose Hessian
@@ -116,14 +134,16 @@ class ConvexNetwork(nn.Module, ABC):
         check_points(x, self.dim)
         check_chunk_size(chunk_size)
         gradients, logdets = [], []
-        for rows in x.split(chunk_size or max(len(x), 1)):
-            _, gradient, hessian = self.derivatives(rows, weights)
+        size = chunk_size or max(len(x), 1)
+        for start in range(0, max(len(x), 1), size):
+            rows = slice(start, start + size)
+            _, gradient, hessian = self.derivatives(x[rows], weights, context=context_rows(context, rows))
             assert hessian is not None
             gradients.append(gradient)
             logdets.append(cholesky_logdet(hessian))
         return torch.cat(gradients), torch.cat(logdets)
 
-    def linearize(self, x: Tensor, weights: Mapping[str, Tensor]) -> Linearization:
+    def linearize(self, x: Tensor, weights: Mapping[str, Tensor], *, context: Any = None) -> Linearization:
         """Value, gradient and the Hessian as a linear map, which is never built; pure in ``weights``.
 
         The generic form through ``torch.func``; override it with a closed form to be fast.
@@ -131,6 +151,7 @@ class ConvexNetwork(nn.Module, ABC):
         Args:
             x: points, shape (N, D).
             weights: replacement tensors by parameter name.
+            context: as for ``derivatives``.
 
         Raises:
             NotImplementedError: the network is not twice differentiable.
@@ -139,24 +160,25 @@ class ConvexNetwork(nn.Module, ABC):
         check_points(x, self.dim)
         replacements = dict(weights)
 
-        def energy(points: Tensor) -> Tensor:
-            result: Tensor = functional_call(self, replacements, (points,))
+        def energy(points: Tensor, *entries: Tensor) -> Tensor:
+            result: Tensor = functional_call(self, replacements, (points, *entries))
             return result
 
-        return AutogradLinearization(energy, x)
+        return AutogradLinearization(energy, x, *(() if context is None else (context,)))
 
-    def hessian_vector(self, x: Tensor, weights: Mapping[str, Tensor], v: Tensor) -> Tensor:
+    def hessian_vector(self, x: Tensor, weights: Mapping[str, Tensor], v: Tensor, *, context: Any = None) -> Tensor:
         """Hess E(x) v, without building the Hessian; differentiable in ``weights`` and ``x``.
 
         Args:
             x: points, shape (N, D).
             weights: replacement tensors by parameter name.
             v: one vector a point, shape (N, D), or m of them, shape (N, D, m).
+            context: as for ``derivatives``.
 
         Returns:
             The shape of ``v``.
         """
-        return self.linearize(x, weights)(v)
+        return self.linearize(x, weights, context=context)(v)
 
     def check_order(self, order: int) -> None:
         """Refuse an order of derivatives that this network cannot give.
@@ -172,6 +194,16 @@ class ConvexNetwork(nn.Module, ABC):
                 f"{type(self).__name__} is not twice differentiable (its activation has a kink), so its Hessian is "
                 "useless; choose activation 'softplus' or 'gaussian_softplus'."
             )
+
+
+def context_rows(context: Any, rows: Tensor | slice) -> Any:
+    """What belongs to some of the points: those entries, or the one for all of them, or None.
+
+    Args:
+        context: what ``ConvexNetwork.bind_context`` gives, or None.
+        rows: indices or a mask of the points, or a slice of them.
+    """
+    return context if context is None or len(context) == 1 else context[rows]
 
 
 def cholesky_logdet(hessian: Tensor) -> Tensor:

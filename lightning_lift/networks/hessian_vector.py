@@ -61,20 +61,21 @@ class AutogradLinearization(Linearization):
     """The generic form, through ``torch.func``: one reverse pass over the gradient for each product.
 
     Args:
-        energy: maps (n, D) to (n,), each row by itself.
+        energy: maps (n, D) to (n,), each row by itself; given their contexts too, where there are any.
         x: points, shape (N, D).
+        context: of the points, shape (N, ...), or of all of them, (1, ...).
     """
 
-    def __init__(self, energy: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    def __init__(self, energy: Callable[..., Tensor], x: Tensor, *context: Tensor) -> None:
         def total(points: Tensor) -> tuple[Tensor, Tensor]:
-            values = energy(points)
+            values = energy(points, *context)
             return values.sum(), values
 
         def gradient(points: Tensor) -> tuple[Tensor, Tensor]:
             slopes, (_, values) = grad_and_value(total, has_aux=True)(points)
             return slopes, values
 
-        self._energy, self._x, self._gradient = energy, x, gradient
+        self._energy, self._x, self._context, self._gradient = energy, x, context, gradient
         self.gradient, self.value = gradient(x)
 
     def multiply(self, v: Tensor) -> Tensor:
@@ -85,7 +86,8 @@ class AutogradLinearization(Linearization):
 
     def select(self, rows: Tensor) -> Self:
         """The same at some of the points."""
-        return type(self)(self._energy, self._x[rows])
+        own = (entries if len(entries) == 1 else entries[rows] for entries in self._context)
+        return type(self)(self._energy, self._x[rows], *own)
 
 
 class LayeredLinearization(Linearization):
@@ -103,6 +105,7 @@ class LayeredLinearization(Linearization):
         slopes: s'(a_l) of each layer, shape (N, h).
         curvatures: lambda_l s''(a_l) of each layer, shape (N, h).
         strong_convexity: k.
+        input_scales: q of each layer, shape (N, L, D), where its A is A diag(q); None for 1.
     """
 
     def __init__(
@@ -113,17 +116,18 @@ class LayeredLinearization(Linearization):
         slopes: Sequence[Tensor],
         curvatures: Sequence[Tensor],
         strong_convexity: Tensor | float,
+        input_scales: Tensor | None = None,
     ) -> None:
         self.value, self.gradient = value, gradient
         self._layers, self.slopes, self.curvatures = layers, slopes, curvatures
-        self._strong_convexity = strong_convexity
+        self._strong_convexity, self._input_scales = strong_convexity, input_scales
 
     def multiply(self, v: Tensor) -> Tensor:
         """One sweep up and one down; rows of vectors, so that each layer is one matrix product."""
         rows = v.transpose(1, 2)  # (N, m, D)
         tangents: list[Tensor] = []
         for index, (hidden, inputs) in enumerate(self._layers):
-            tangent = rows @ inputs.T
+            tangent = self._scaled(rows, index) @ inputs.T
             if hidden is not None:
                 tangent = tangent + (self.slopes[index - 1].unsqueeze(1) * tangents[-1]) @ hidden.T
             tangents.append(tangent)
@@ -134,9 +138,13 @@ class LayeredLinearization(Linearization):
             adjoint = self.curvatures[index].unsqueeze(1) * tangents[index]
             if above is not None:
                 adjoint = adjoint + self.slopes[index].unsqueeze(1) * above
-            product = product + adjoint @ inputs
+            product = product + self._scaled(adjoint @ inputs, index)
             above = None if hidden is None else adjoint @ hidden
         return product.transpose(1, 2)
+
+    def _scaled(self, vectors: Tensor, index: int) -> Tensor:
+        """q of this layer times vectors (N, m, D)."""
+        return vectors if self._input_scales is None else vectors * self._input_scales[:, index].unsqueeze(1)
 
     def select(self, rows: Tensor) -> Self:
         """The same at some of the points."""
@@ -147,4 +155,5 @@ class LayeredLinearization(Linearization):
             [slope[rows] for slope in self.slopes],
             [curvature[rows] for curvature in self.curvatures],
             self._strong_convexity,
+            None if self._input_scales is None else self._input_scales[rows],
         )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,11 @@ from lightning_lift.networks.base import (
     cholesky_logdet,
 )
 from lightning_lift.networks.convex_layer import ConvexLayer, monotone_signs
-from lightning_lift.networks.gradient_logdet import NetworkTensors, gradient_logdet
+from lightning_lift.networks.gradient_logdet import gradient_logdet
 from lightning_lift.networks.hessian_vector import LayeredLinearization
 from lightning_lift.networks.initialization import WeightInit, initialize_nonnegative_, log_spaced_rows_
+from lightning_lift.networks.sweep import closed_form, sweep, walk
+from lightning_lift.networks.tensors import NetworkTensors
 
 _SCALE_GAIN = {"learned": 1.0, "learned_gain": 10.0}  # of the stored numbers behind k and the output scale
 _SLOPE = 0.1  # of the output in an input that it is monotone in, at the start
@@ -202,9 +204,11 @@ class ICNN(ConvexNetwork):
             Shape (N,).
         """
         check_points(x, self.dim)
-        return self._walk(x, self._tensors({}))[0]
+        return walk(self.activation, x, self._tensors({}))[0]
 
-    def derivatives(self, x: Tensor, weights: Mapping[str, Tensor], order: int = 2) -> Derivatives:
+    def derivatives(
+        self, x: Tensor, weights: Mapping[str, Tensor], order: int = 2, *, context: Any = None
+    ) -> Derivatives:
         """Value, gradient and Hessian in one closed-form sweep.
 
         With a_l the pre-activations, J_l = d a_l / d x, lambda_L = t, mu_l = lambda_l s'(a_l) and
@@ -215,56 +219,18 @@ class ICNN(ConvexNetwork):
             x: points, shape (N, D).
             weights: replacement tensors by parameter name.
             order: 1 for value and gradient, 2 for the Hessian too.
+            context: for a partially convex network, as ``bind_context`` gives it.
         """
         self.check_order(order)
         check_points(x, self.dim)
-        return self._derivatives(x, self._tensors(weights), order)
+        return closed_form(self.activation, x, self._tensors_at(x, weights, context), order)
 
-    def _derivatives(self, x: Tensor, tensors: NetworkTensors, order: int) -> Derivatives:
-        swept = self._sweep(x, tensors, order)
-        if order == 1:
-            return Derivatives(swept.value, swept.gradient, None)
-        jacobians: list[Tensor] = []  # (N, D, h): the next layer is then one matrix product over N * D rows
-        for index, (hidden, inputs, _) in enumerate(tensors.layers()):
-            jacobian = inputs.T.unsqueeze(0)
-            if hidden is not None:
-                jacobian = (swept.slopes[index - 1].unsqueeze(1) * jacobians[-1]) @ hidden.T + jacobian
-            jacobians.append(jacobian)
-        hessian = tensors.strong_convexity * torch.eye(self.dim, dtype=x.dtype, device=x.device)
-        for jacobian, curvature in zip(reversed(jacobians), reversed(swept.curvatures), strict=True):
-            hessian = hessian + (jacobian * curvature.unsqueeze(1)) @ jacobian.transpose(1, 2)
-        return Derivatives(swept.value, swept.gradient, hessian)
-
-    def _walk(self, x: Tensor, tensors: NetworkTensors) -> tuple[Tensor, list[Tensor]]:
-        """The energy (N,) and each layer's pre-activations (N, h)."""
-        pre_activations: list[Tensor] = []
-        z = x  # which the first layer has no T for
-        for hidden, inputs, bias in tensors.layers():
-            pre = torch.addmm(bias, x, inputs.T)
-            pre_activations.append(pre if hidden is None else torch.addmm(pre, z, hidden.T))
-            z = self.activation.value(pre_activations[-1])
-        linear = z @ tensors.output_weight + x @ tensors.output_input_weight
-        quadratic = 0.5 * (tensors.strong_convexity * x.square()).sum(1)
-        return linear + quadratic + tensors.output_bias, pre_activations
-
-    def _sweep(self, x: Tensor, tensors: NetworkTensors, order: int) -> LayeredLinearization:
-        """Up through the layers and down again; at order 1 without the curvatures."""
-        value, pre_activations = self._walk(x, tensors)
-        layers, slopes = tensors.layers(), [self.activation.first(pre) for pre in pre_activations]
-        curvatures: list[Tensor] = []  # last layer first, until turned round
-        gradient = tensors.strong_convexity * x + tensors.output_input_weight
-        adjoint = tensors.output_weight.expand_as(pre_activations[-1])  # lambda_l
-        for (hidden, inputs, _), pre, slope in zip(layers[::-1], pre_activations[::-1], slopes[::-1], strict=True):
-            if order == 2:
-                curvatures.append(adjoint * self.activation.second(pre))
-            mu = adjoint * slope
-            gradient = gradient + mu @ inputs
-            adjoint = adjoint if hidden is None else mu @ hidden
-        weights = [(hidden, inputs) for hidden, inputs, _ in layers]
-        return LayeredLinearization(value, gradient, weights, slopes, curvatures[::-1], tensors.strong_convexity)
+    def _tensors_at(self, x: Tensor, weights: Mapping[str, Tensor], context: Any) -> NetworkTensors:
+        """What the sweeps take; a partially convex network binds its context here."""
+        return self._tensors(weights)
 
     def gradient_logdet(
-        self, x: Tensor, weights: Mapping[str, Tensor], chunk_size: int | None = None
+        self, x: Tensor, weights: Mapping[str, Tensor], chunk_size: int | None = None, *, context: Any = None
     ) -> tuple[Tensor, Tensor]:
         """The gradient and the log-determinant of the Hessian, by ``networks/gradient_logdet.py``.
 
@@ -276,30 +242,33 @@ class ICNN(ConvexNetwork):
             weights: replacement tensors by parameter name.
             chunk_size: rows of the layers' Jacobians (N, D, units of all layers) at a time; None for as many as fit
                 the processor's cache.
+            context: for a partially convex network, as ``bind_context`` gives it.
         """
         self.check_order(2)
         check_points(x, self.dim)
         check_chunk_size(chunk_size)
+        tensors = self._tensors_at(x, weights, context)
         if self._monotone:  # k is not the same in every direction
-            return self._plain_gradient_logdet(x, self._tensors(weights))
-        return gradient_logdet(self.activation, x, self._tensors(weights), self._plain_gradient_logdet, chunk_size)
+            return self._plain_gradient_logdet(x, tensors)
+        return gradient_logdet(self.activation, x, tensors, self._plain_gradient_logdet, chunk_size)
 
     def _plain_gradient_logdet(self, x: Tensor, tensors: NetworkTensors) -> tuple[Tensor, Tensor]:
         """The same two results through ``derivatives``, for a second differentiation."""
-        _, gradient, hessian = self._derivatives(x, tensors, 2)
+        _, gradient, hessian = closed_form(self.activation, x, tensors, 2)
         assert hessian is not None
         return gradient, cholesky_logdet(hessian)
 
-    def linearize(self, x: Tensor, weights: Mapping[str, Tensor]) -> LayeredLinearization:
+    def linearize(self, x: Tensor, weights: Mapping[str, Tensor], *, context: Any = None) -> LayeredLinearization:
         """Value, gradient and the closed-form product with the Hessian, which is never built.
 
         Args:
             x: points, shape (N, D).
             weights: replacement tensors by parameter name.
+            context: for a partially convex network, as ``bind_context`` gives it.
         """
         self.check_order(2)
         check_points(x, self.dim)
-        return self._sweep(x, self._tensors(weights), 2)
+        return sweep(self.activation, x, self._tensors_at(x, weights, context), 2)
 
     @torch.no_grad()
     def initialize_actnorm_(self, x: Tensor, weights: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ from lightning_lift.potential import Potential
 
 
 class NetworkContract:
-    """Derive, and define ``make(dim)``.
+    """Derive, and define ``make(dim)``; a partially convex network is tried at random contexts.
 
     Attributes:
         dims: input dimensions to try.
@@ -37,11 +37,19 @@ class NetworkContract:
         special = torch.tensor([[0.0], [50.0], [-50.0]], dtype=dtype).expand(3, dim)
         return torch.cat([special, points])
 
+    def _bound(self, network: ConvexNetwork, count: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        """Contexts as the network's methods take them; nothing for a network without."""
+        if network.context_shape is None:
+            return {}
+        generator = torch.Generator().manual_seed(3)
+        return {"context": torch.randn(count, *network.context_shape, generator=generator).to(dtype)}
+
     def test_shapes_and_declared_names(self) -> None:
         for dim in self.dims:
             network = self.make(dim)
             assert network.dim == dim
-            assert network(torch.zeros(7, dim)).shape == (7,)
+            for count in (1, 7):
+                assert network(torch.zeros(7, dim), **self._bound(network, count)).shape == (7,)
             assert network.nonnegative_names()
             for name, weight in self._weights(network).items():
                 assert (weight >= 0).all(), f"{name} starts negative"
@@ -52,8 +60,9 @@ class NetworkContract:
             network = self.make(dim).double()
             weights, x = self._weights(network), self._points(dim)
             order = 2 if network.twice_differentiable else 1
-            ours = network.derivatives(x, weights, order)
-            generic = ConvexNetwork.derivatives(network, x, weights, order)
+            bound = self._bound(network, len(x), x.dtype)
+            ours = network.derivatives(x, weights, order, **bound)
+            generic = ConvexNetwork.derivatives(network, x, weights, order, **bound)
             for mine, reference in zip(ours, generic, strict=True):
                 if reference is not None and mine is not None:
                     torch.testing.assert_close(mine, reference, rtol=1e-10, atol=1e-10 * float(reference.abs().max()))
@@ -62,9 +71,10 @@ class NetworkContract:
         network = self.make(2).double()
         weights, x = self._weights(network), self._points(2)
         scaled = {name: 2.0 * weight for name, weight in weights.items()}
-        before = network.derivatives(x, weights, order=1).value
-        assert not torch.equal(network.derivatives(x, scaled, order=1).value, before)
-        assert torch.equal(network.derivatives(x, weights, order=1).value, before)
+        bound = self._bound(network, 1, x.dtype)
+        before = network.derivatives(x, weights, order=1, **bound).value
+        assert not torch.equal(network.derivatives(x, scaled, order=1, **bound).value, before)
+        assert torch.equal(network.derivatives(x, weights, order=1, **bound).value, before)
 
     def test_convex_after_training_and_reload(self) -> None:
         for dim in self.dims:
@@ -73,14 +83,15 @@ class NetworkContract:
             projected = ProjectedGradient().bind(network)
             optimizer = torch.optim.Adam([*network.parameters(), *projected.parameters()], lr=1e-2)
             for _ in range(self.training_steps):
-                potential = Potential(network, projected.weights())
                 x = torch.randn(64, dim)
+                potential = Potential(network, projected.weights(), **self._bound(network, len(x)))
                 loss = (potential.value(x) - x.abs().sum(1)).square().mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 projected.project_()
-            self._check_convex(Potential(network, projected.weights()))
+            one = self._bound(network, 1)
+            self._check_convex(Potential(network, projected.weights(), **one))
             saved = io.BytesIO()
             torch.save({"network": network.state_dict(), "weights": projected.state_dict()}, saved)
             saved.seek(0)
@@ -91,8 +102,8 @@ class NetworkContract:
             again_network.load_state_dict(state["network"])
             again.load_state_dict(state["weights"])
             x = torch.randn(8, dim)
-            restored = Potential(again_network, again.weights())
-            assert torch.equal(restored.value(x), Potential(network, projected.weights()).value(x))
+            restored = Potential(again_network, again.weights(), **one)
+            assert torch.equal(restored.value(x), Potential(network, projected.weights(), **one).value(x))
 
     def _check_convex(self, potential: Potential) -> None:
         generator = torch.Generator().manual_seed(2)
