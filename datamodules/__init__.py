@@ -1,4 +1,4 @@
-"""Data sets, one a file: for density estimation, and for classification.
+"""Data sets, one a file: for density estimation, for tasks of several parts, and for classification.
 
 Importing the package makes the short class names known to the command line.
 """
@@ -26,6 +26,7 @@ from lightning_lift.datamodules.mnist import MNISTDataModule
 from lightning_lift.datamodules.mnist_latents import MNISTLatentsDataModule
 from lightning_lift.datamodules.moons import MoonsDataModule
 from lightning_lift.datamodules.one_dimensional import OneDimensionalDataModule
+from lightning_lift.datamodules.pairs import PairsDataModule
 from lightning_lift.datamodules.parts import PartsDataModule
 from lightning_lift.datamodules.pinwheel import PinwheelDataModule
 from lightning_lift.datamodules.product import ProductDataModule
@@ -68,6 +69,7 @@ __all__ = [
     "MNISTLatentsDataModule",
     "MoonsDataModule",
     "OneDimensionalDataModule",
+    "PairsDataModule",
     "PartsDataModule",
     "PinwheelDataModule",
     "ProductDataModule",

@@ -1,6 +1,6 @@
 """Batches: rows alone, or rows with a context, a target and weights beside them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -128,3 +128,12 @@ def take_rows(batch: Tensor | Batch, positions: Any, **settings: Any) -> Any:
     if isinstance(batch, Tensor):
         return batch[positions].to(torch.float32, **settings)
     return Batch(**{name: take_rows(part, positions, **settings) for name, part in parts_of(batch).items()})
+
+
+def concatenated(batches: Iterable[Rows]) -> Rows:
+    """The rows of several batches as one batch; all have the same parts."""
+    kept = list(batches)
+    if isinstance(kept[0], Tensor):
+        return torch.cat(kept)
+    parts = [parts_of(batch) for batch in kept]
+    return Batch(**{name: torch.cat([one[name] for one in parts]) for name in parts[0]})

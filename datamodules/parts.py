@@ -1,6 +1,6 @@
 """The contract of a data module whose rows have parts: a context, a target, weights beside x."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -8,7 +8,8 @@ from torch import Tensor
 from lightning_lift.datamodules.batches import Batch, parts_of
 from lightning_lift.datamodules.in_memory import check_counts
 from lightning_lift.datamodules.rows import RowsDataModule
-from lightning_lift.datamodules.table_checks import standard_units
+from lightning_lift.datamodules.table_checks import robust_units, standard_units
+from lightning_lift.datamodules.table_files import Table
 from lightning_lift.datamodules.units import Units
 
 
@@ -86,19 +87,21 @@ class PartsDataModule(RowsDataModule[Batch]):
         """Bring fields to mean 0 and standard deviation 1 over the training rows, and state their units.
 
         Each column of (N, columns) has its own; images and sequences, (N, ..., ...), share one mean and one deviation.
-        A constant column is shifted only.
+        A constant column is shifted only. Where there are rows to predict only, median and interquartile range serve.
 
         Args:
-            splits: In original units, ``train`` among them, best in float64.
+            splits: In original units, best in float64; ``train`` or ``predict`` among them.
             fields: Of ``x``, ``context`` and ``target``.
 
         Returns:
             The splits in training units, in the precision given.
         """
-        units = {name: units_of_part(part) for name, part in parts_of(splits["train"]).items() if name in fields}
+        fitted = parts_of(splits["train"] if "train" in splits else splits["predict"])
+        stated = standard_units if "train" in splits else robust_units
+        units = {name: units_of_part(part, stated) for name, part in fitted.items() if name in fields}
         if "x" in units:
             self.set_standardization(*units["x"])
-        self.field_units = {name: stated for name, stated in units.items() if name != "x"}
+        self.field_units = {name: own for name, own in units.items() if name != "x"}
         return {
             key: rows._replace(
                 **{name: units[name].apply(part) for name, part in parts_of(rows).items() if name in units}
@@ -107,12 +110,13 @@ class PartsDataModule(RowsDataModule[Batch]):
         }
 
 
-def units_of_part(part: Tensor) -> Units:
+def units_of_part(part: Tensor, stated: Callable[[Table], tuple[Table, Table]] = standard_units) -> Units:
     """Units in which a part's training rows have mean 0 and standard deviation 1, float64.
 
     Args:
         part: (N, columns), each with units of its own, or images and sequences, (N, ..., ...), with one for all.
+        stated: Gives location and scale of a table's columns.
     """
     table = part.double().reshape(len(part), -1) if part.ndim < 3 else part.double().reshape(-1, 1)
-    location, scale = standard_units(table.numpy())
+    location, scale = stated(table.numpy())
     return Units(torch.from_numpy(location), torch.from_numpy(scale))

@@ -39,6 +39,19 @@ def standard_units(rows: Table) -> tuple[Table, Table]:
     return median + width * parts.mean(axis=0), np.where(constant, 1.0, width * parts.std(axis=0))
 
 
+def robust_units(rows: Table) -> tuple[Table, Table]:
+    """Return median and interquartile range (1 where it is 0): one far row must not cost the others their digits.
+
+    Args:
+        rows: (N, D).
+
+    Returns:
+        Both (D,).
+    """
+    low, median, high = np.quantile(rows, [0.25, 0.5, 0.75], axis=0)
+    return median, np.where(high > low, high - low, 1.0)
+
+
 def whitening_units(rows: Table) -> tuple[Table, Table]:
     """Return mean and the matrix M with ``rows = mean + M z``, where z has the unit covariance.
 

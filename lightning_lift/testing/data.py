@@ -1,4 +1,4 @@
-"""What every data module must hold. It asks for the interface only, so that data modules need not know this package."""
+"""What every data module of rows must hold. It asks for the interface only: data modules need not know this package."""
 
 import math
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_lift.datamodules.batches import Batch, concatenated, num_rows, parts_of
 from lightning_lift.partition.grids import grid_points, log_integral
 
 
@@ -32,7 +33,9 @@ class DataModuleContract:
 
     @staticmethod
     def _rows(loader: Any) -> Tensor:
-        return torch.cat(list(loader))
+        """All the numbers of each row, (N, ...), whatever parts it has."""
+        parts = parts_of(concatenated(loader))
+        return torch.cat([part.reshape(len(part), -1) for part in parts.values()], dim=1)
 
     def test_dimension_is_known_before_setup(self) -> None:
         data = self.make()
@@ -43,10 +46,13 @@ class DataModuleContract:
         data = self._ready()
         for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
             batch = next(iter(loader))
-            assert batch.dtype == torch.float32
-            assert batch.ndim == 2
-            assert batch.shape[1] == data.dim
-            assert torch.isfinite(batch).all()
+            assert isinstance(batch, Tensor | Batch)
+            shapes = getattr(data, "shapes", {"x": (data.dim,)})
+            assert {name: tuple(part.shape[1:]) for name, part in parts_of(batch).items()} == shapes
+            for part in parts_of(batch).values():
+                assert len(part) == num_rows(batch)
+                assert part.dtype == torch.float32
+                assert torch.isfinite(part).all()
 
     def test_equal_settings_give_equal_rows(self) -> None:
         one, two = self._ready(), self._ready()
@@ -79,14 +85,17 @@ class DataModuleContract:
         data = self._ready()
         assert data.location.shape == (data.dim,)
         assert math.isclose(data.log_scale, float(data.units.log_det), rel_tol=1e-5, abs_tol=1e-6)
-        rows = data.split("test")[:9].double()
-        torch.testing.assert_close(data.units.apply(data.units.invert(rows)), rows, rtol=1e-6, atol=1e-6)
-        assert data.support.shape == data.window.shape == (2, data.dim)
-        assert torch.isfinite(data.window).all()
+        parts = parts_of(data.split("test"))
+        for name, units in {"x": data.units, **getattr(data, "field_units", {})}.items():
+            rows = parts[name][:9].double()
+            torch.testing.assert_close(units.apply(units.invert(rows)), rows, rtol=1e-6, atol=1e-6)
+        if hasattr(data, "window"):
+            assert data.support.shape == data.window.shape == (2, data.dim)
+            assert torch.isfinite(data.window).all()
 
     def test_stated_entropy_against_monte_carlo(self) -> None:
         data = self._ready()
-        if not data.has_log_prob or data.entropy is None:
+        if not getattr(data, "has_log_prob", False) or data.entropy is None:
             return
         surprise = -data.log_prob(self._rows(data.test_dataloader())).double()
         standard_error = float(surprise.std() / math.sqrt(len(surprise)))
@@ -94,7 +103,7 @@ class DataModuleContract:
 
     def test_log_density_integrates_to_one(self) -> None:
         data = self._ready()
-        if not data.has_log_prob or data.dim > 2:
+        if not getattr(data, "has_log_prob", False) or data.dim > 2:
             return
         window = data.window.double()
         points = grid_points(window, self.integral_points)

@@ -173,7 +173,7 @@ def test_hyperparameters_are_plain_for_a_path_object(tmp_path) -> None:
         ({"path": "a.csv", "table": "load_iris"}, "exactly one of .*got path='a.csv' and table='load_iris'"),
         ({"table": "load_titanic"}, "unknown table 'load_titanic'; scikit-learn ships load_breast_cancer"),
         ({"table": "load_iris", "columns": ["petal"]}, "no column 'petal'; known columns: 'sepal length"),
-        ({"table": "load_iris", "columns": [4]}, "no column 4; known"),
+        ({"table": "load_iris", "columns": [5]}, "no column 5; known"),
         ({"table": "load_iris", "columns": [-1]}, "no column -1; known"),
         ({"table": "load_iris", "columns": []}, "no columns to use"),
         ({"table": "load_iris", "columns": [0, 0]}, "asked for twice"),
