@@ -60,13 +60,18 @@ class Potential:
             return self
         return Potential(self.network, self.weights, context)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is one function for all points: it has no context, or one for all."""
+        return self.context is None or len(self.context) == 1
+
     def rows(self, rows: Tensor | slice) -> "Potential":
         """The same function at some of the points: at their contexts, where each has its own.
 
         Args:
             rows: indices or a mask of the points, or a slice of them.
         """
-        if self.context is None or len(self.context) == 1:
+        if self.context is None or self.is_shared:
             return self
         some = copy.copy(self)
         some.context, some._rows = self.context[rows], self._rows[rows]

@@ -108,11 +108,12 @@ def invert(
     relative = default_tolerance(target.dtype) if tolerance is None else tolerance
     with torch.autocast(device_type=y.device.type, enabled=False):
         size = max(1, _INVERSES_AT_ONCE // potential.dim**2)
-        starts = [None] * len(target.split(size)) if start is None else start.split(size)
-        pieces = [
-            _invert_together(potential, rows, first, relative, max_iterations, _resolve(method, potential.dim))
-            for rows, first in zip(target.split(size), starts, strict=True)
-        ]
+        solver = _resolve(method, potential.dim)
+        pieces = []
+        for begin in range(0, max(len(target), 1), size):
+            rows = slice(begin, begin + size)
+            first = None if start is None else start[rows]
+            pieces.append(_invert_together(potential.rows(rows), target[rows], first, relative, max_iterations, solver))
         x, converged, residual, iterations, found = (torch.cat(parts) for parts in zip(*pieces, strict=True))
         result = InverseResult(x, converged, residual, iterations, found=found)
         if min_eigenvalue:
@@ -152,10 +153,11 @@ def _polish(solver: NewtonSolver, tolerance: float, max_iterations: int) -> Tens
     found: Tensor = solver.residual <= solver.limit
     rows = ((short | ~found) & torch.isfinite(solver.residual)).nonzero().squeeze(1)
     if len(rows):
-        fine = NewtonSolver(potential, solver.y[rows].double(), tolerance, solver.method, solver.best[rows].double())
+        some = potential.rows(rows)
+        fine = NewtonSolver(some, solver.y[rows].double(), tolerance, solver.method, solver.best[rows].double())
         fine.solve(max_iterations)
         rounded = fine.best.to(solver.best)
-        residual = _residual(potential, rounded, solver.y[rows])
+        residual = _residual(some, rounded, solver.y[rows])
         solved = fine.residual <= fine.limit
         better = (residual < solver.residual[rows]) | (solved & ~found[rows])
         solver.best[rows[better]], solver.residual[rows[better]] = rounded[better], residual[better]
@@ -166,7 +168,8 @@ def _polish(solver: NewtonSolver, tolerance: float, max_iterations: int) -> Tens
 
 def _residual(potential: Potential, x: Tensor, y: Tensor) -> Tensor:
     """|grad F(x) - y| in the potential's float64, rounded: shape (N,)."""
-    gradients = [potential.gradient(rows.double()) for rows in x.split(1024)]
+    parts = [slice(start, start + 1024) for start in range(0, max(len(x), 1), 1024)]
+    gradients = [potential.rows(part).gradient(x[part].double()) for part in parts]
     residual: Tensor = (torch.cat(gradients) - y.double()).norm(dim=1).to(x.dtype)
     return residual
 
@@ -182,7 +185,7 @@ def _solve(
     """A solver that is done; a few rows are solved first, and the others start from the nearest of them."""
     solver = NewtonSolver(potential, y, tolerance, method, None if start is None else start.to(y))
     count = min(_MAX_REFERENCES, len(y) // _ROWS_PER_REFERENCE)
-    if start is None and method == "newton" and count >= _MIN_REFERENCES:
+    if start is None and method == "newton" and count >= _MIN_REFERENCES and potential.is_shared:
         # Spread over the rows, whatever their order.
         some = torch.arange(count, device=y.device) * (len(y) // count)
         references = NewtonSolver(potential, y[some], tolerance, method)
@@ -197,7 +200,7 @@ def _least_eigenvalue(potential: Potential, x: Tensor) -> Tensor:
     least = torch.full_like(x[:, 0], torch.nan)
     piece = rows_at_once(x.shape[1])
     for rows in finite.nonzero().squeeze(1).split(piece):
-        hessian = potential.hessian(x[rows])
+        hessian = potential.rows(rows).hessian(x[rows])
         # MPS has no eigenvalues; they are small matrices.
         least[rows] = torch.linalg.eigvalsh(hessian.cpu() if x.device.type == "mps" else hessian)[:, 0].to(least)
     return least
@@ -246,10 +249,8 @@ class _InverseHessian(torch.autograd.Function):
                 solved = conjugate_gradients(ctx.potential.linearize(x), cotangent, tolerance, 4 * x.shape[1] + 20)
                 return solved.solution, None, None, None
             piece = rows_at_once(x.shape[1])
-            parts = [
-                solve_cholesky(ctx.potential.hessian(rows), b)
-                for rows, b in zip(x.split(piece), cotangent.split(piece), strict=True)
-            ]
+            slices = [slice(start, start + piece) for start in range(0, max(len(x), 1), piece)]
+            parts = [solve_cholesky(ctx.potential.rows(rows).hessian(x[rows]), cotangent[rows]) for rows in slices]
         return torch.cat(parts), None, None, None
 
 

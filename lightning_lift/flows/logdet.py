@@ -146,8 +146,9 @@ class StochasticLogDet(LogDet):
             return result
         generator = torch.Generator().manual_seed(self.seed)
         signs = torch.randint(0, 2, (1, x.shape[1], self.evaluation_probes), generator=generator)
-        pieces = x.split(max(1, _VECTORS_AT_ONCE // self.evaluation_probes))
-        results = [self._estimate(potential, rows, signs.expand(len(rows), -1, -1)) for rows in pieces]
+        size = max(1, _VECTORS_AT_ONCE // self.evaluation_probes)
+        pieces = [slice(start, start + size) for start in range(0, max(len(x), 1), size)]
+        results = [self._estimate(potential.rows(part), x[part], signs.expand(len(x[part]), -1, -1)) for part in pieces]
         return LogDetResult(*(torch.cat(parts) for parts in zip(*results, strict=True)))
 
     def evaluates_exactly(self, dim: int) -> bool:

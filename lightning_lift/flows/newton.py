@@ -65,7 +65,9 @@ class NewtonSolver:
             self._place(start)
 
     def _place(self, x: Tensor, index: Tensor | None = None) -> None:
-        """Start each row from x, or from one row of x; the map is evaluated once at each row of x."""
+        """Start each row from x, or from one row of x; the map is evaluated once at each row of x, where it is one."""
+        if index is not None and not self.potential.is_shared:
+            x, index = x[index], None
         value, slope = self._evaluate(x)
         if index is not None:
             x, value, slope = x[index], value[index], slope[index]
@@ -95,11 +97,13 @@ class NewtonSolver:
         self._inverse = other._inverse[solved[nearest]]
         self._outdated = other._outdated[solved[nearest]]
 
-    def _evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """F and its gradient."""
+    def _evaluate(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """F and its gradient, at points of these rows or of all."""
         if not len(x):
             return x.sum(1), x
-        pieces = [self.potential.value_gradient(rows) for rows in x.split(_VALUES_AT_ONCE)]
+        potential = self.potential if rows is None else self.potential.rows(rows)
+        parts = [slice(start, start + _VALUES_AT_ONCE) for start in range(0, len(x), _VALUES_AT_ONCE)]
+        pieces = [potential.rows(part).value_gradient(x[part]) for part in parts]
         value, gradient = (torch.cat(parts) for parts in zip(*pieces, strict=True))
         return value, gradient
 
@@ -157,7 +161,7 @@ class NewtonSolver:
         pending = torch.arange(len(rows), device=rows.device)
         for _ in range(_MAX_HALVINGS):
             trial = x[pending] + length[pending].unsqueeze(1) * direction[pending]
-            trial_value, trial_gradient = self._evaluate(trial)
+            trial_value, trial_gradient = self._evaluate(trial, rows[pending])
             trial_value, trial_gradient = trial_value - (trial * y[pending]).sum(1), trial_gradient - y[pending]
             wanted = length[pending] * slope[pending]
             accept = trial_value <= value[pending] + _SUFFICIENT_DECREASE * wanted
@@ -184,7 +188,9 @@ class NewtonSolver:
             forcing = relative.sqrt().clamp(1e-3, 0.5)
             limit = max(20, 2 * self.y.shape[1])
             parts = [
-                conjugate_gradients(self.potential.linearize(self.x[part]), -self.gradient[part], tolerance, limit)
+                conjugate_gradients(
+                    self.potential.rows(part).linearize(self.x[part]), -self.gradient[part], tolerance, limit
+                )
                 for part, tolerance in zip(rows.split(self.piece), forcing.split(self.piece), strict=True)
             ]
             return torch.cat([part.solution for part in parts])
@@ -196,7 +202,7 @@ class NewtonSolver:
         """New inverse Hessians at these rows."""
         for part in rows.split(self.piece):
             if len(part):
-                self._inverse[part] = torch.cholesky_inverse(factorize(self.potential.hessian(self.x[part])))
+                self._inverse[part] = torch.cholesky_inverse(factorize(self.potential.rows(part).hessian(self.x[part])))
 
 
 def rows_at_once(dim: int) -> int:

@@ -83,6 +83,16 @@ class FlowStage(NamedTuple):
             self.potential.to(dtype), None if own is None else Normalization(*(tensor.to(dtype) for tensor in own))
         )
 
+    def at(self, context: Tensor) -> "FlowStage":
+        """The same at another context, if the network takes one."""
+        if self.potential.network.context_shape is None:
+            return self
+        return self._replace(potential=self.potential.at(context))
+
+    def rows(self, rows: Tensor | slice) -> "FlowStage":
+        """The same at some of the points, with their contexts."""
+        return self._replace(potential=self.potential.rows(rows))
+
 
 class FlowMap:
     """f = f_B o ... o f_1 with f_b(x) = grad F_b(s_b(x)), all weights bound: the map from data to noise.
@@ -112,6 +122,14 @@ class FlowMap:
     def to(self, dtype: torch.dtype) -> "FlowMap":
         """The same map in another precision, differentiable in this one's tensors."""
         return FlowMap([stage.to(dtype) for stage in self.stages], self.tolerance)
+
+    def at(self, context: Tensor) -> "FlowMap":
+        """The map at a context, shape (N, ...) for one a point or (1, ...) for all."""
+        return FlowMap([stage.at(context) for stage in self.stages], self.tolerance)
+
+    def rows(self, rows: Tensor | slice) -> "FlowMap":
+        """The same map at some of the points: at their contexts, where each has its own."""
+        return FlowMap([stage.rows(rows) for stage in self.stages], self.tolerance)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The image and the exact log-determinant of the Jacobian, differentiable in the weights and in x.
@@ -175,9 +193,10 @@ class FlowMap:
         again = ~result.converged & torch.isfinite(y).all(1)
         if y.dtype != torch.float32 or y.device.type == "mps" or not bool(again.any()):
             return result
-        better = self.to(torch.float64)._solve(y[again].double(), tolerance)
+        some = self.rows(again)
+        better = some.to(torch.float64)._solve(y[again].double(), tolerance)
         rounded = better.x.to(y.dtype)
-        residual = self._residual(rounded, y[again])
+        residual = some._residual(rounded, y[again])
         result.x[again], result.residual[again] = rounded, residual
         result.converged[again] = residual <= tolerance * (1.0 + y[again].norm(dim=1))
         result.iterations[again] += better.iterations

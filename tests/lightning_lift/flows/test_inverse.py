@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_lift.flows import FlowMap, FlowStage, convex_conjugate, default_tolerance, implicit_inverse, invert
-from lightning_lift.networks import ICNN
+from lightning_lift.networks import ICNN, PICNN
 from lightning_lift.potential import Potential
 from tests.problems import Quadratic, potential_of
 
@@ -291,3 +291,24 @@ def test_a_flag_is_true_of_the_returned_point_in_float64(dim: int, steepness: fl
         torch.testing.assert_close(found.residual.double(), residual, rtol=1e-5, atol=1e-12)
         assert (found.converged if found.found is None else found.found).all(), "each is the rounding of a solution"
     assert convex_conjugate(potential, y).inverse.converged.equal(invert(potential, y).converged)
+
+
+@pytest.mark.parametrize("method", ["newton", "newton_cg"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_each_row_is_solved_at_its_own_context(method, dtype):
+    torch.manual_seed(0)
+    network = PICNN(4, (3,), (12, 10), strong_convexity=0.1)
+    with torch.no_grad():
+        for parameter in network.conditioner.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    x, u = 2.0 * torch.randn(200, 4, dtype=dtype), torch.randn(200, 3)
+    potential = potential_of(network).at(u).to(dtype)
+    y = potential.gradient(x).detach()
+    found = invert(potential, y, method=method, min_eigenvalue=True)
+    assert found.converged.all()
+    assert (found.min_eigenvalue >= 0.1 - 1e-6).all()
+    torch.testing.assert_close(found.residual, (potential.gradient(found.x) - y).norm(dim=1), rtol=0.1, atol=1e-5)
+    alone = invert(potential.rows(slice(5, 6)), y[5:6], method=method)
+    torch.testing.assert_close(found.x[5:6], alone.x, rtol=1e-4, atol=1e-4)
+    error = (found.x - x).norm(dim=1) / (1.0 + x.norm(dim=1))
+    assert error.max() < (1e-5 if dtype == torch.float32 else 1e-9)
