@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_lift.datamodules.array_cache import cached, fingerprint
 from lightning_lift.datamodules.batches import Batch
 from lightning_lift.datamodules.in_memory import check_counts, check_fractions
-from lightning_lift.datamodules.parts import PartsDataModule
+from lightning_lift.datamodules.parts import PartsDataModule, units_of_part
 from lightning_lift.datamodules.seeding import generator_at, stream_seed
+from lightning_lift.datamodules.table_checks import standard_units, whitening_units
 
 Prior = Callable[[int, torch.Generator], Tensor]
 """``prior(num_rows, generator) -> (num_rows, D)``: independent parameters made from the generator alone."""
@@ -27,9 +29,10 @@ class SimulatorDataModule(PartsDataModule):
     A conditional model of x given context is the posterior, for whatever data are observed later. The simulations are
     made once, from ``data_seed``, and held in memory; ``cache_folder`` keeps them on disk, under a fingerprint of seed,
     numbers and the first few simulations, so that another simulator is simulated anew. Both parts are served with mean
-    0 and standard deviation 1 (``units``, ``field_units``). Parameters stay as they are where the prior has bounds
-    (``support``): a model leaks beyond them, and its draws there are to be rejected, which keeps the density inside
-    right up to one factor, the fraction kept.
+    0 and standard deviation 1 (``units``, ``field_units``), and data that are a vector with the unit covariance: what
+    tells parameters apart may be small beside what all the data have in common. Parameters stay as they are where the
+    prior has bounds (``support``): a model leaks beyond them, and its draws there are to be rejected, which keeps the
+    density inside right up to one factor, the fraction kept.
 
     Subclass requirements: ``__init__`` calls ``super().__init__`` with a prior and a simulator, then
     ``self.save_hyperparameters()``; whichever of ``log_prior``, ``log_likelihood``, ``log_posterior`` and
@@ -68,8 +71,7 @@ class SimulatorDataModule(PartsDataModule):
         check_counts(num_simulations=num_simulations, num_test=num_test)
         check_fractions(val_fraction=val_fraction)
         self._prior, self._simulator = prior, simulator
-        x, context = self.simulations(_PROBES, generator_at(stream_seed(data_seed, "probe"), 0))[:2]
-        assert context is not None
+        x, context = self._pairs(_PROBES, generator_at(stream_seed(data_seed, "probe"), 0))
         self._probe = [f"{value:.4g}" for part in (x, context) for value in part.double().flatten().tolist()]
         super().__init__(
             dim=x.shape[1],
@@ -110,10 +112,7 @@ class SimulatorDataModule(PartsDataModule):
         Raises:
             ValueError: If prior or simulator give something else.
         """
-        x = self._prior(num_rows, generator)
-        if not isinstance(x, Tensor) or x.ndim != 2 or len(x) != num_rows:
-            raise ValueError(f"the prior must give {num_rows} rows, a tensor ({num_rows}, D), got {_described(x)}.")
-        return Batch(x, self.simulate(x, generator))
+        return Batch(*self._pairs(num_rows, generator))
 
     def simulate(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Simulate the data of given parameters.
@@ -181,20 +180,34 @@ class SimulatorDataModule(PartsDataModule):
         mark = fingerprint((), self._probe, self._counts, self.data_seed)
         keys = [f"{split}-{part}" for split in _SPLITS for part in ("x", "context")]
         arrays = cached(self._cache_folder, self.name, mark, keys, self._simulated)
-        splits = {}
-        for split in _SPLITS:
-            x, context = (torch.from_numpy(arrays[f"{split}-{part}"]) for part in ("x", "context"))
-            splits[split] = Batch(x, context)
-        return self.standardize(splits, ("x", "context"))
+        for key, values in arrays.items():
+            bad = (~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum()
+            if bad:
+                raise ValueError(
+                    f"{self.name}: {key} of {bad} of {len(values)} simulations is not finite: draw again in the prior "
+                    "or the simulator what cannot be simulated."
+                )
+        contexts = {split: torch.from_numpy(arrays[f"{split}-context"]) for split in _SPLITS}
+        splits = {split: Batch(torch.from_numpy(arrays[f"{split}-x"]), contexts[split]) for split in _SPLITS}
+        how = whitening_units if len(self.shapes["context"]) == 1 else standard_units
+        units = units_of_part(contexts["train"], how)
+        splits = self.standardize(splits, ("x",))
+        self.field_units = {"context": units}
+        return {split: rows._replace(context=units.apply(contexts[split])) for split, rows in splits.items()}
 
     def _simulated(self) -> dict[str, object]:
         arrays: dict[str, object] = {}
         for index, (split, count) in enumerate(zip(_SPLITS, self._counts, strict=True)):
-            rows = self.simulations(count, generator_at(stream_seed(self.data_seed, "split", index), 0))
-            for part, values in (("x", rows.x), ("context", rows.context)):
-                assert values is not None
+            rows = self._pairs(count, generator_at(stream_seed(self.data_seed, "split", index), 0))
+            for part, values in zip(("x", "context"), rows, strict=True):
                 arrays[f"{split}-{part}"] = values.detach().cpu().numpy()
         return arrays
+
+    def _pairs(self, num_rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = self._prior(num_rows, generator)
+        if not isinstance(x, Tensor) or x.ndim != 2 or len(x) != num_rows:
+            raise ValueError(f"the prior must give {num_rows} rows, a tensor ({num_rows}, D), got {_described(x)}.")
+        return x, self.simulate(x, generator)
 
 
 def _described(value: object) -> str:
