@@ -10,6 +10,8 @@ from torch.func import functional_call
 
 from lightning_lift.networks.base import ConvexNetwork, Derivatives, check_points
 from lightning_lift.networks.hessian_vector import Linearization
+from lightning_lift.networks.icnn import ICNN
+from lightning_lift.networks.tensors import NetworkTensors
 
 
 class Potential:
@@ -140,6 +142,20 @@ class Potential:
         bound = self._bound(x)
         with _full_precision(x):
             return self.network.hessian_vector(_at_least_float32(x), self.weights, _at_least_float32(v), **bound)
+
+    def tensors(self, x: Tensor) -> NetworkTensors:
+        """The effective tensors of every layer at the points' contexts, of an ICNN or a PICNN.
+
+        Raises:
+            TypeError: another network, whose layers are its own affair.
+        """
+        bound = self._bound(x)
+        if not isinstance(self.network, ICNN):
+            raise TypeError(
+                f"{type(self.network).__name__} cannot be written as a program: only the layers of an ICNN (or a PICNN "
+                "at a context) are known to a solver."
+            )
+        return self.network.tensors_at(x, self.weights, **bound)
 
     def to(self, dtype: torch.dtype) -> "Potential":
         """The same function in another precision, differentiable in this one's tensors; the network is not touched."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lightning_lift.datamodules.units import Units
 from lightning_lift.modules.frozen import FrozenEnergy
 from lightning_lift.potential import Potential
+from lightning_lift.programs.function import ConvexFunction
 
 LossName = Literal["squared", "absolute", "quantile", "poisson", "logistic"]
 
@@ -33,7 +34,7 @@ class RegressionFunction(NamedTuple):
     def link(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The convex (or concave) function at points (N, D), shape (N,): identity, logarithm or logit of the mean."""
         link = self.sign * self.potential.at(context).value(self._scaled(x))
-        return self.target_units.to(link).invert(link) if self._is_identity else link
+        return self.target_units.to(link).invert(link) if self.is_identity else link
 
     def mean(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The prediction at points (N, D), shape (N,)."""
@@ -43,14 +44,15 @@ class RegressionFunction(NamedTuple):
         """Its slope in each input, prediction a unit of the input, shape (N, D)."""
         value, gradient = self.potential.at(context).value_gradient(self._scaled(x))
         gradient = self.sign * gradient / self.units.to(gradient).scale
-        if self._is_identity:
+        if self.is_identity:
             return gradient * self.target_units.to(gradient).scale
         mean = mean_of(self.loss, self.sign * value)
         slope = mean if self.loss == "poisson" else mean * (1.0 - mean)
         return gradient * slope.unsqueeze(1)
 
     @property
-    def _is_identity(self) -> bool:
+    def is_identity(self) -> bool:
+        """Whether the prediction is the link itself."""
         return self.loss not in ("poisson", "logistic")
 
     def _scaled(self, x: Tensor) -> Tensor:
@@ -108,6 +110,13 @@ class FrozenRegression(nn.Module):
             for name in ("inputs", "target")
         }
         return RegressionFunction(self.energy.potential(), self._sign, self._loss, own["inputs"], own["target"])
+
+    def convex_function(self) -> ConvexFunction:
+        """The link in original units, for programs: a mean or a quantile, the logarithm of a rate, a logit."""
+        function = self.function()
+        units = function.target_units if function.is_identity else Units(torch.zeros(1), torch.ones(1))
+        inputs = Units(*(part.cpu().double() for part in function.units))
+        return ConvexFunction(function.potential, inputs, function.sign * float(units.scale), float(units.location))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The prediction at points (N, D) in original units, shape (N,)."""

@@ -223,10 +223,16 @@ class ICNN(ConvexNetwork):
         """
         self.check_order(order)
         check_points(x, self.dim)
-        return closed_form(self.activation, x, self._tensors_at(x, weights, context), order)
+        return closed_form(self.activation, x, self.tensors_at(x, weights, context), order)
 
-    def _tensors_at(self, x: Tensor, weights: Mapping[str, Tensor], context: Any) -> NetworkTensors:
-        """What the sweeps take; a partially convex network binds its context here."""
+    def tensors_at(self, x: Tensor, weights: Mapping[str, Tensor], context: Any = None) -> NetworkTensors:
+        """The effective tensors of every layer: what a closed form, or a program, is made of.
+
+        Args:
+            x: points, shape (N, D).
+            weights: replacement tensors by parameter name.
+            context: for a partially convex network, as ``bind_context`` gives it.
+        """
         return self._tensors(weights)
 
     def gradient_logdet(
@@ -247,7 +253,7 @@ class ICNN(ConvexNetwork):
         self.check_order(2)
         check_points(x, self.dim)
         check_chunk_size(chunk_size)
-        tensors = self._tensors_at(x, weights, context)
+        tensors = self.tensors_at(x, weights, context)
         if self._monotone:  # k is not the same in every direction
             return self._plain_gradient_logdet(x, tensors)
         return gradient_logdet(self.activation, x, tensors, self._plain_gradient_logdet, chunk_size)
@@ -268,7 +274,7 @@ class ICNN(ConvexNetwork):
         """
         self.check_order(2)
         check_points(x, self.dim)
-        return sweep(self.activation, x, self._tensors_at(x, weights, context), 2)
+        return sweep(self.activation, x, self.tensors_at(x, weights, context), 2)
 
     @torch.no_grad()
     def initialize_actnorm_(self, x: Tensor, weights: Mapping[str, Tensor]) -> None:

@@ -187,9 +187,16 @@ class PICNN(ICNN):
             Shape (N,).
         """
         check_points(x, self.dim)
-        return walk(self.activation, x, self._tensors_at(x, {}, context))[0]
+        return walk(self.activation, x, self.tensors_at(x, {}, context))[0]
 
-    def _tensors_at(self, x: Tensor, weights: Mapping[str, Tensor], context: Any) -> NetworkTensors:
+    def tensors_at(self, x: Tensor, weights: Mapping[str, Tensor], context: Any = None) -> NetworkTensors:
+        """The effective tensors of every layer at the points' contexts; of one for all points, those of an ICNN.
+
+        Args:
+            x: points, shape (N, D).
+            weights: replacement tensors by parameter name.
+            context: as ``bind_context`` gives it, or as it takes it.
+        """
         bound = self.bind_context(context, weights) if isinstance(context, Tensor) else context
         if not isinstance(bound, Modulation) or len(bound) not in (1, len(x)):
             found = "none" if context is None else f"{len(context)}"

@@ -60,7 +60,7 @@ def optimum(
     Args:
         model: as for ``to_cvxpy``.
         constraints: ``scipy.optimize.LinearConstraint`` and ``Bounds`` on x, or on the points one after the other.
-        context: of a partially convex network: one row for all points or one a point, in original units.
+        context: of a partially convex network: one row for all points or one a point, as the model takes it.
         points: N, for the sum of f over N points; None for a single one.
         max_error: for tangent planes, as for ``to_cvxpy``.
         tolerance: largest difference of the network's value and the solver's, beside ``max_error``, relative to
@@ -73,14 +73,14 @@ def optimum(
             ``to_cvxpy`` refuses.
         RuntimeError: the solver fails, or its answer is not the network's.
     """
-    function = convex_function(model)
+    function = convex_function(model, context)
     shape = (points or 1, function.potential.dim)
     matrix, low, high = _rows(constraints, shape)
-    layers = function.layers(context, shape[0])
+    layers = function.layers(shape[0])
     piecewise = isinstance(layers[0].activation, ReLU) or max_error is not None
     is_linear = piecewise and not any(own.curvature.any() for own in layers)
     solve = _by_linprog if is_linear else _by_cvxpy
-    status, x, objective = solve(model, context, shape, max_error, (matrix, low, high))
+    status, x, objective = solve(function, shape, max_error, (matrix, low, high))
     if status == "infeasible":
         raise ValueError("no point satisfies the constraints: relax them (a density's support is one of them).")
     if status == "unbounded":
@@ -88,7 +88,7 @@ def optimum(
         raise ValueError(f"the function {way} without end inside the constraints: bound x, with Bounds or more rows.")
     if x is None:
         raise RuntimeError(f"the solver ends with {status!r}: rescale x, or use to_cvxpy with another solver.")
-    found = certify(model, x if points else x[0], objective, constraints, context)
+    found = certify(function, x if points else x[0], objective, constraints)
     allowed = tolerance * (1.0 + abs(found.value)) + (max_error or 0.0) * shape[0]
     if not found.gap <= allowed:
         raise RuntimeError(
@@ -114,15 +114,15 @@ def certify(
         TypeError: as for ``optimum``.
         ValueError: a point of another dimension, constraints or a context that do not fit.
     """
-    function, x = convex_function(model), np.asarray(x, dtype=np.float64)
+    function, x = convex_function(model, context), np.asarray(x, dtype=np.float64)
     if x.ndim not in (1, 2) or x.shape[-1] != function.potential.dim:
         raise ValueError(f"x of shape {x.shape} does not fit: the network takes {function.potential.dim} inputs.")
     rows = np.atleast_2d(x)
     matrix, low, high = _rows([*constraints, *_support(function, len(rows))], rows.shape)
-    value, _ = function.value_gradient(rows, context)
+    value, _ = function.value_gradient(rows)
     image = matrix @ rows.reshape(-1)
     violation = float(np.concatenate([low - image, image - high, [0.0]]).max())
-    residual = _stationarity(function, rows, context, *_normals(matrix, low, high, image))
+    residual = _stationarity(function, rows, *_normals(matrix, low, high, image))
     return Optimum(x, float(value.sum()), objective, residual, violation)
 
 
@@ -165,8 +165,8 @@ def _rows(constraints: Constraints, shape: tuple[int, int]) -> tuple[sp.csr_arra
     return sp.vstack(matrices).tocsr(), np.concatenate(lows), np.concatenate(highs)
 
 
-def _by_linprog(model: Any, context: Any, shape: Any, max_error: Any, rows: Any) -> tuple[str, Array | None, float]:
-    program = linear_program(model, context, shape[0], max_error)
+def _by_linprog(function: ConvexFunction, shape: Any, max_error: Any, rows: Any) -> tuple[str, Array | None, float]:
+    program = linear_program(function, None, shape[0], max_error)
     matrix, low, high = rows
     own = sp.hstack([matrix, sp.csr_array((matrix.shape[0], len(program.c) - matrix.shape[1]))]).tocsr()
     equal, below, above = low == high, (low != high) & np.isfinite(high), (low != high) & np.isfinite(low)
@@ -186,10 +186,10 @@ def _by_linprog(model: Any, context: Any, shape: Any, max_error: Any, rows: Any)
     return "optimal", result.x[program.x_columns], program.sign * (result.fun + program.constant)
 
 
-def _by_cvxpy(model: Any, context: Any, shape: Any, max_error: Any, rows: Any) -> tuple[str, Array | None, float]:
+def _by_cvxpy(function: ConvexFunction, shape: Any, max_error: Any, rows: Any) -> tuple[str, Array | None, float]:
     cp = import_cvxpy()
     x, (matrix, low, high) = cp.Variable(shape), rows
-    value, own = to_cvxpy(model, x, context, max_error)
+    value, own = to_cvxpy(function, x, None, max_error)
     image: Any = matrix @ cp.vec(x, order="C") if matrix.shape[0] else None
     equal, below, above = low == high, (low != high) & np.isfinite(high), (low != high) & np.isfinite(low)
     own += [image[equal] == low[equal]] if equal.any() else []
@@ -214,19 +214,17 @@ def _normals(matrix: sp.csr_array, low: Array, high: Array, image: Array) -> tup
     return matrix[on], np.where(at[0] & at[1], 0.0, np.where(at[1], 1.0, -1.0))[on]
 
 
-def _stationarity(
-    function: ConvexFunction, x: Array, context: Tensor | None, normals: sp.csr_array, signs: Array
-) -> float:
+def _stationarity(function: ConvexFunction, x: Array, normals: sp.csr_array, signs: Array) -> float:
     """min over subgradients g and multipliers m of max |sign g + normals^T m|: a linear program itself.
 
     At a kink of relu a subgradient is a + sum_l A_l^T mu_l with mu_l between 0 and lambda_l = T_{l+1}^T mu_{l+1}:
     linear in mu. Units within ``_ON`` of their kink count as on it.
     """
-    each = function.layers(context, len(x))
+    each = function.layers(len(x))
     each = each * (len(x) // len(each))
     u, scaling, factor = function.to_training(x), function.scaling(), abs(function.factor)
     if not isinstance(each[0].activation, ReLU):
-        fixed, choices, rows = function.sign * function.value_gradient(x, context)[1], [], []
+        fixed, choices, rows = function.sign * function.value_gradient(x)[1], [], []
     else:
         fixed = factor * np.stack([(own.slope + own.curvature * at) @ scaling for own, at in zip(each, u, strict=True)])
         parts = [_subgradients(own, at) for own, at in zip(each, u, strict=True)]

@@ -24,7 +24,7 @@ def to_cvxpy(
         model: a ``Potential``, in its own units, or what ``freeze()`` of an energy, a density (f is its log-density,
             concave) or a regression (f is its link, concave where it is) gives, in original units.
         x: a variable or an affine expression of cvxpy, shape (D,), or (N, D) for N points at once.
-        context: of a partially convex network: one row for all points or one a point, in original units.
+        context: of a partially convex network: one row for all points or one a point, as the model takes it.
         max_error: for ``gaussian_softplus``, which becomes the largest of tangent planes: f is then too low (too high,
             where it is concave) by at most this much, at every point.
 
@@ -38,7 +38,7 @@ def to_cvxpy(
             ``gaussian_softplus`` without a ``max_error``.
     """
     cp = import_cvxpy()
-    function = convex_function(model)
+    function = convex_function(model, context)
     x = cp.Expression.cast_to_const(x)
     dim = function.potential.dim
     if x.ndim not in (1, 2) or x.shape[-1] != dim:
@@ -48,7 +48,7 @@ def to_cvxpy(
     points = 1 if x.ndim == 1 else x.shape[0]
     rows = cp.reshape(x, (points, dim), order="C")
     u = (rows - np.tile(function.units.location.numpy(), (points, 1))) @ function.scaling().T
-    layers = function.layers(context, points)
+    layers = function.layers(points)
     if len(layers) == 1:
         energy = _energy(cp, layers[0], u, max_error, function.factor)
     else:

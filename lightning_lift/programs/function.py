@@ -1,6 +1,5 @@
 """What programs are made of: a convex or concave function in original units, and its layers as arrays."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +26,7 @@ class ConvexFunction(NamedTuple):
         factor: not zero.
         offset: in the units of f.
         support: low and high row in training units, shape (2, D), outside of which f is infinite; None for none.
+        context_units: of a context, which then is in original units; None where they are those of the potential.
     """
 
     potential: Potential
@@ -34,6 +34,7 @@ class ConvexFunction(NamedTuple):
     factor: float = 1.0
     offset: float = 0.0
     support: Tensor | None = None
+    context_units: Units | None = None
 
     @property
     def sign(self) -> float:
@@ -52,37 +53,28 @@ class ConvexFunction(NamedTuple):
         inverse: Array = torch.linalg.inv(matrix).numpy()
         return inverse
 
-    def value_gradient(self, x: Array, context: Tensor | None = None) -> tuple[Array, Array]:
+    def value_gradient(self, x: Array) -> tuple[Array, Array]:
         """f (N,) and its gradient (N, D) at points in original units, by the network itself in float64.
 
         Args:
             x: shape (N, D).
-            context: one row a point or one for all; None for what the potential is bound to.
         """
-        potential = self.potential if context is None else self.potential.at(context)
         with torch.no_grad():
             rows = torch.from_numpy(self.to_training(x))
-            value, gradient = potential.to(torch.float64).value_gradient(rows)
+            value, gradient = self.potential.to(torch.float64).value_gradient(rows)
         return self.offset + self.factor * value.numpy(), self.factor * gradient.numpy() @ self.scaling()
 
-    def layers(self, context: Tensor | None, points: int) -> list["Layers"]:
+    def layers(self, points: int) -> list["Layers"]:
         """The layers of E for each point, in training units; one for all points where they share it.
 
         Args:
-            context: one row a point or one for all; None for what the potential is bound to.
             points: how many.
 
         Raises:
             TypeError: a network whose layers are not known.
             ValueError: a network that is not convex, or a context that does not fit.
         """
-        potential = self.potential if context is None else self.potential.at(context)
-        context, network = potential.context, potential.network
-        if not isinstance(network, ICNN):
-            raise TypeError(
-                f"{type(network).__name__} cannot be written as a program: only the layers of an ICNN (or a PICNN at a "
-                "context) are known to a solver."
-            )
+        potential, network, context = self.potential, self.potential.network, self.potential.context
         for name in network.nonnegative_names():
             smallest = float(potential.weights[name].min())
             if not smallest >= 0.0:
@@ -94,8 +86,8 @@ class ConvexFunction(NamedTuple):
             raise ValueError(
                 f"a context of {len(context)} rows does not fit {points} points: give one, or one a point."
             )
-        rows: Sequence[Tensor | None] = [None] if context is None else context.split(1)
-        return [_layers(potential if row is None else potential.at(row)) for row in rows]
+        num_contexts = 1 if context is None else len(context)
+        return [_layers(potential.rows(slice(i, i + 1))) for i in range(num_contexts)]
 
 
 class Layers(NamedTuple):
@@ -140,39 +132,47 @@ class Layers(NamedTuple):
         return activated
 
 
-def convex_function(model: Any) -> ConvexFunction:
+def convex_function(model: Any, context: Tensor | None = None) -> ConvexFunction:
     """What programs can be made of: a potential, in its own units, or a frozen model, in original ones.
 
     Args:
         model: a ``Potential``, or what ``freeze()`` of an energy, a density or a regression gives.
+        context: of a partially convex network, as the model takes it: one row for all points, or one a point.
 
     Raises:
         TypeError: anything else; it says what to give.
+        ValueError: a context that does not fit.
     """
-    if isinstance(model, Potential):
+    if isinstance(model, ConvexFunction):
+        function = model
+    elif isinstance(model, Potential):
         one = torch.ones(model.dim, dtype=torch.float64)
-        return ConvexFunction(model, Units(torch.zeros_like(one), one))
-    found = getattr(model, "convex_function", None)
-    if found is None:
+        function = ConvexFunction(model, Units(torch.zeros_like(one), one))
+    elif hasattr(model, "convex_function"):
+        function = model.convex_function()
+    else:
         way = "model.freeze(), or model.potential()" if hasattr(model, "freeze") else "a Potential or a frozen model"
         raise TypeError(f"{type(model).__name__} is no convex or concave function of x: give {way}.")
-    function: ConvexFunction = found()
-    return function
+    if context is None:
+        return function
+    if function.context_units is not None:
+        context = function.context_units.to(context.double()).apply(context.double())
+    return function._replace(potential=function.potential.at(context))
 
 
 @torch.no_grad()
 def _layers(potential: Potential) -> Layers:
     network, potential = potential.network, potential.to(torch.float64)
+    trial = torch.from_numpy(np.random.default_rng(0).standard_normal((8, potential.dim)))
+    tensors = potential.tensors(trial)  # of one context: folded
     assert isinstance(network, ICNN)
-    tensors = potential.network._tensors(potential.weights)  # type: ignore[operator]
     k = torch.as_tensor(tensors.strong_convexity, dtype=torch.float64).expand(network.dim)
     hidden, inputs, biases = ([tensor.numpy() for tensor in part] for part in tensors[3:6])
     output, slope = tensors.output_weight.numpy(), tensors.output_input_weight.numpy()
     constant = float(tensors.output_bias)
     layers = Layers(network.activation, hidden, inputs, biases, output, slope, k.numpy(), constant)
-    trial = np.random.default_rng(0).standard_normal((8, network.dim))
-    value = potential.value(torch.from_numpy(trial)).numpy()
-    if not np.allclose(layers.value(trial), value, rtol=1e-9, atol=1e-9 * (1 + np.abs(value).max())):
+    value = potential.value(trial).numpy()
+    if not np.allclose(layers.value(trial.numpy()), value, rtol=1e-9, atol=1e-9 * (1 + np.abs(value).max())):
         raise TypeError(
             f"{type(network).__name__} does not compute what its layers say (a forward of its own?): a program of them "
             "would be of another function."

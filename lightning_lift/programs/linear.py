@@ -83,7 +83,7 @@ def linear_program(
 
     Args:
         model: as for ``to_cvxpy``.
-        context: of a partially convex network: one row for all points or one a point, in original units.
+        context: of a partially convex network: one row for all points or one a point, as the model takes it.
         points: N, for the sum of f over N points; None for a single one.
         max_error: for a smooth activation, which becomes the largest of tangent planes: f is then too low (too high,
             where it is concave) by at most this much, at every point.
@@ -93,11 +93,11 @@ def linear_program(
         ValueError: a quadratic term; a smooth activation without a ``max_error``; a context that is missing or does not
             fit; weights that are not convex.
     """
-    function = convex_function(model)
+    function = convex_function(model, context)
     if points is not None and points < 1:
         raise ValueError(f"points={points}: a program has at least one.")
     num_points, dim = points or 1, function.potential.dim
-    each = function.layers(context, num_points)
+    each = function.layers(num_points)
     if any(layers.curvature.any() for layers in each):
         raise ValueError(
             f"the network has a quadratic term (k = {each[0].curvature.max():.4g}), so this is a quadratic program: "

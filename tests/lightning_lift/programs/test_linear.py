@@ -1,3 +1,4 @@
+import functools
 import re
 from pathlib import Path
 
@@ -6,7 +7,9 @@ import pytest
 import torch
 from scipy.optimize import LinearConstraint, linprog, minimize
 
-from lightning_lift.networks import ICNN, ConvexNetwork
+from lightning_lift.datamodules.units import Units
+from lightning_lift.modules import ConvexRegression
+from lightning_lift.networks import ICNN, PICNN, ConvexNetwork
 from lightning_lift.potential import Potential
 from lightning_lift.programs import LinearProgram, linear_program, optimum
 from tests.lightning_lift.programs.trained import Frozen, potential, potential_of
@@ -70,6 +73,42 @@ def test_the_optimum_is_that_of_slsqp_on_the_network() -> None:
     runs = [minimize(objective, x, jac=True, method="SLSQP", constraints=rows, options={"ftol": 1e-12}) for x in starts]
     best = min(run.fun for run in runs if run.success)
     assert optimum(frozen, [rows]).value == pytest.approx(best, abs=1e-6)
+
+
+def test_a_partially_convex_network_at_its_contexts() -> None:
+    torch.manual_seed(2)
+    network = PICNN(3, (2,), widths=(8, 6), context_width=8, activation="relu", strong_convexity=0.0, increasing=[1])
+    for head in network.conditioner.heads:  # scales and shifts are constant at the start
+        head.weight.data.normal_(0.0, 0.4)
+    bound = potential_of(network)
+    contexts = torch.randn(5, 2)
+    each = [Frozen(bound.at(row[None])) for row in contexts]
+    found = [value_at(linear_program(own), x) for own, x in zip(each, ROWS.numpy(), strict=True)]
+    expected = torch.cat([own(x[None]) for own, x in zip(each, ROWS, strict=True)])
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-9)
+    assert len({round(value_at(linear_program(own), ROWS[0].numpy()), 6) for own in each}) == 5
+    program = linear_program(Frozen(bound), contexts, points=5)
+    assert value_at(program, ROWS.numpy()) == pytest.approx(float(Frozen(bound.at(contexts))(ROWS).sum()), rel=1e-9)
+    with pytest.raises(ValueError, match="PICNN needs a context of shape"):
+        linear_program(Frozen(bound))
+    with pytest.raises(ValueError, match="a context of 5 rows does not fit 2 points"):
+        linear_program(Frozen(bound), contexts, points=2)
+
+
+@pytest.mark.parametrize("concave", [False, True])
+def test_a_regression_in_original_units(concave: bool) -> None:
+    torch.manual_seed(0)
+    network = functools.partial(ICNN, widths=(8, 8), activation="relu", strong_convexity=0.0)
+    model = ConvexRegression(3, concave=concave, increasing=[0], network=network)
+    one = torch.ones(1, dtype=torch.float64)
+    model.location, model.scale = torch.tensor([5.0, -1.0, 0.0]).double(), torch.tensor([2.0, 0.5, 1.0]).double()
+    model.field_units["target"] = Units(100.0 * one, 20.0 * one)
+    frozen = model.freeze()
+    program = linear_program(frozen)
+    found = [value_at(program, row) for row in ROWS.numpy()]
+    np.testing.assert_allclose(found, frozen(ROWS).detach().numpy(), rtol=1e-5)
+    best = optimum(frozen, [LinearConstraint(np.eye(3), -1.0, 1.0)])
+    assert best.residual < 1e-4 and best.x[0] == pytest.approx(1.0 if concave else -1.0)
 
 
 def test_the_support_of_a_density_bounds_x() -> None:
