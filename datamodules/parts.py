@@ -8,9 +8,11 @@ from torch import Tensor
 from lightning_lift.datamodules.batches import Batch, parts_of
 from lightning_lift.datamodules.in_memory import check_counts
 from lightning_lift.datamodules.rows import RowsDataModule
-from lightning_lift.datamodules.table_checks import robust_units, standard_units
+from lightning_lift.datamodules.table_checks import robust_units, standard_units, whitening_units
 from lightning_lift.datamodules.table_files import Table
 from lightning_lift.datamodules.units import Units
+
+_ROWS_TO_WHITEN = 10  # a column: with few rows the covariance is mostly noise
 
 
 class PartsDataModule(RowsDataModule[Batch]):
@@ -120,3 +122,13 @@ def units_of_part(part: Tensor, stated: Callable[[Table], tuple[Table, Table]] =
     table = part.double().reshape(len(part), -1) if part.ndim < 3 else part.double().reshape(-1, 1)
     location, scale = stated(table.numpy())
     return Units(torch.from_numpy(location), torch.from_numpy(scale))
+
+
+def units_of_context(context: Tensor) -> Units:
+    """Units of a context that networks may mix as they please: vectors are whitened where rows are enough to say how.
+
+    Args:
+        context: that of the training rows, (N, columns), images or sequences.
+    """
+    enough = context.ndim == 2 and len(context) >= _ROWS_TO_WHITEN * context.shape[1]
+    return units_of_part(context, whitening_units if enough else standard_units)

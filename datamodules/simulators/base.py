@@ -9,9 +9,8 @@ from torch import Tensor
 from lightning_lift.datamodules.array_cache import cached, fingerprint
 from lightning_lift.datamodules.batches import Batch
 from lightning_lift.datamodules.in_memory import check_counts, check_fractions
-from lightning_lift.datamodules.parts import PartsDataModule, units_of_part
+from lightning_lift.datamodules.parts import PartsDataModule, units_of_context
 from lightning_lift.datamodules.seeding import generator_at, stream_seed
-from lightning_lift.datamodules.table_checks import standard_units, whitening_units
 
 Prior = Callable[[int, torch.Generator], Tensor]
 """``prior(num_rows, generator) -> (num_rows, D)``: independent parameters made from the generator alone."""
@@ -189,8 +188,7 @@ class SimulatorDataModule(PartsDataModule):
                 )
         contexts = {split: torch.from_numpy(arrays[f"{split}-context"]) for split in _SPLITS}
         splits = {split: Batch(torch.from_numpy(arrays[f"{split}-x"]), contexts[split]) for split in _SPLITS}
-        how = whitening_units if len(self.shapes["context"]) == 1 else standard_units
-        units = units_of_part(contexts["train"], how)
+        units = units_of_context(contexts["train"])
         splits = self.standardize(splits, ("x",))
         self.field_units = {"context": units}
         return {split: rows._replace(context=units.apply(contexts[split])) for split, rows in splits.items()}

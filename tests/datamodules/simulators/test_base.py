@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from lightning_lift.cli import LiftCLI
 from lightning_lift.datamodules import LinearGaussianDataModule, SimulatorDataModule, SLCPDataModule
 from lightning_lift.datamodules.batches import Batch
+from lightning_lift.datamodules.parts import units_of_context
 
 CALLS: list[int] = []
 
@@ -45,7 +46,11 @@ def test_parts_are_served_in_training_units_and_bounds_follow_them():
 
 
 def test_data_that_are_a_vector_are_whitened():
-    """Two sensors that differ by their noise of 1e-3 only: what tells parameters apart is of unit size."""
+    """Two sensors that differ by their noise of 1e-3 only: what tells parameters apart is of unit size.
+
+    With as few rows as columns all noise would be made to look uncorrelated.
+    """
+    assert units_of_context(torch.randn(39, 4, generator=torch.Generator().manual_seed(0))).scale.shape == (4,)
     data = SimulatorDataModule(
         prior,
         lambda x, g: x.sum(1, keepdim=True) + 1e-3 * torch.randn(len(x), 2, generator=g),
