@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lightning_lift.flows.inverse import InverseResult, default_tolerance, invert
 from lightning_lift.flows.logdet import ExactLogDet, LogDet, LogDetResult
+from lightning_lift.flows.regression import LinearRegression, Residual
 from lightning_lift.networks.actnorm import ActNorm, Normalization
 from lightning_lift.networks.base import ConvexNetwork, check_points, cholesky_logdet
 from lightning_lift.networks.icnn import ICNN
@@ -21,14 +22,17 @@ class FlowBlock(nn.Module):
     Args:
         network: F.
         actnorm: whether there is an ActNorm before it.
+        regression: whether there is a linear regression on the context before that, if the context is a vector.
 
     Raises:
         ValueError: a network whose gradient is no invertible map.
     """
 
-    def __init__(self, network: ConvexNetwork, actnorm: bool) -> None:
+    def __init__(self, network: ConvexNetwork, actnorm: bool, regression: bool = False) -> None:
         super().__init__()
         check_invertible(network)
+        shape = network.context_shape or ()
+        self.regression = LinearRegression(network.dim, shape[0]) if regression and len(shape) == 1 else None
         self.actnorm = ActNorm(network.dim) if actnorm else None
         self.network = network
 
@@ -43,9 +47,11 @@ class FlowBlock(nn.Module):
         Returns:
             The rows as they leave it, shape (N, D).
         """
+        if self.regression is not None and potential.context is not None:
+            self.regression.initialize_(x, potential.context)
         if self.actnorm is not None:
-            self.actnorm.initialize_(x)
-            x = self.actnorm(x)
+            self.actnorm.initialize_(self.stage(potential)._replace(normalization=None).normalize(x))
+        x = self.stage(potential).normalize(x)
         inner = getattr(self.network, "initialize_actnorm_", None)
         if inner is not None:
             inner(x, potential.weights)
@@ -54,7 +60,19 @@ class FlowBlock(nn.Module):
     @property
     def is_initialized(self) -> bool:
         """Whether no ActNorm in this block waits for data."""
-        return all(bool(part.initialized) for part in self.modules() if isinstance(part, ActNorm))
+        return all(bool(part.initialized) for part in self.modules() if isinstance(part, ActNorm | LinearRegression))
+
+    def stage(self, potential: Potential) -> "FlowStage":
+        """This block under weights.
+
+        Args:
+            potential: the network with them bound.
+        """
+        return FlowStage(
+            potential,
+            None if self.actnorm is None else self.actnorm.normalization,
+            None if self.regression is None else self.regression.residual,
+        )
 
 
 class FlowStage(NamedTuple):
@@ -63,24 +81,39 @@ class FlowStage(NamedTuple):
     Attributes:
         potential: F.
         normalization: s, the ActNorm's map; None without one.
+        residual: what comes before s, at the potential's context; None without one.
     """
 
     potential: Potential
     normalization: Normalization | None = None
+    residual: Residual | None = None
 
     def normalize(self, x: Tensor) -> Tensor:
         """s(x), shape (N, D)."""
+        if self.residual is not None and self.potential.context is not None:
+            x = self.residual.apply(x, self.potential.context)
         return x if self.normalization is None else self.normalization.apply(x)
 
     def denormalize(self, u: Tensor) -> Tensor:
         """The x with s(x) = u, shape (N, D)."""
-        return u if self.normalization is None else self.normalization.invert(u)
+        x = u if self.normalization is None else self.normalization.invert(u)
+        if self.residual is not None and self.potential.context is not None:
+            x = self.residual.invert(x, self.potential.context)
+        return x
+
+    @property
+    def log_det(self) -> Tensor | float:
+        """log |d s / d x|."""
+        own = 0.0 if self.normalization is None else self.normalization.log_scale.sum()
+        return own if self.residual is None else own + self.residual.log_det
 
     def to(self, dtype: torch.dtype) -> "FlowStage":
         """The same in another precision, differentiable in this one's tensors."""
-        own = self.normalization
+        own, before = self.normalization, self.residual
         return FlowStage(
-            self.potential.to(dtype), None if own is None else Normalization(*(tensor.to(dtype) for tensor in own))
+            self.potential.to(dtype),
+            None if own is None else Normalization(*(tensor.to(dtype) for tensor in own)),
+            None if before is None else before.to(dtype),
         )
 
     def at(self, context: Tensor) -> "FlowStage":
@@ -161,8 +194,7 @@ class FlowMap:
             own = logdet(stage.potential, stage.normalize(x))
             x, total, error = own.gradient, total + own.logdet, error + own.standard_error
             residual, converged = torch.maximum(residual, own.residual), converged & own.converged
-            if stage.normalization is not None:
-                total = total + stage.normalization.log_scale.sum()
+            total = total + stage.log_det
         return LogDetResult(x, total, error, residual, converged)
 
     def map(self, x: Tensor) -> Tensor:
