@@ -36,7 +36,7 @@ docs: $(READY)  ## write the command line's reference to docs/reference/
 	mkdir -p docs/reference
 	for command in fit validate test predict; do \
 	  $(BIN)/lightning-lift $$command --help > docs/reference/$$command.txt; done
-	for command in rescale compare escape landscape configs; do \
+	for command in rescale export compare escape landscape configs; do \
 	  $(BIN)/lightning-lift $$command --help > docs/reference/$$command.txt; done
 
 bench: $(READY)  ## every benchmark, one after the other

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 # By module name: a command is imported when it is called, so that fit does not wait for what only a report needs.
 COMMANDS = {
     "rescale": "lightning_lift.commands.rescale",
+    "export": "lightning_lift.commands.export",
     "compare": "lightning_lift.commands.compare",
     "escape": "lightning_lift.commands.escape",
     "landscape": "lightning_lift.commands.landscape",

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
+from scipy.optimize import linprog
 from torch import Tensor
 
 from lightning_lift.files import whole_file
@@ -35,6 +36,22 @@ class LinearProgram(NamedTuple):
     constant: float
     x_columns: np.ndarray[Any, np.dtype[np.intp]]
     sign: float
+
+    def value(self, x: Array) -> float:
+        """The program's objective where x is held fixed: the (sum of the) function there, if the program is right.
+
+        Args:
+            x: of the shape of ``x_columns``.
+
+        Raises:
+            ValueError: a point outside of the function's support.
+        """
+        bounds = self.bounds.copy()
+        bounds[self.x_columns.reshape(-1)] = np.reshape(x, (-1, 1))
+        result = linprog(self.c, self.A_ub, self.b_ub, bounds=bounds, method="highs")
+        if result.status:
+            raise ValueError(f"x = {x.tolist()}: {result.message}")
+        return self.sign * float(result.fun + self.constant)
 
     def write(self, path: Path) -> None:
         """Write it as a file that any solver reads; its columns are x1, ..., then the network's z1, ...
