@@ -185,7 +185,7 @@ class Potential:
                 f"{type(self.network).__name__} needs a context of shape (N, "
                 f"{', '.join(map(str, self.network.context_shape))}) beside its points: potential.at(context)."
             )
-        if len(self.context) not in (1, len(x)):
+        if self.context.shape[0] not in (1, x.shape[0]):  # len would fix the number under torch.export
             raise ValueError(
                 f"a context of {len(self.context)} entries does not fit {len(x)} points: give one a point, or one for "
                 "all points."

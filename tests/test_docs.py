@@ -45,6 +45,16 @@ def test_readme_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert names["density"].log_prob(torch.zeros(3, 1)).shape == (3,)
 
 
+def test_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cvxpy")
+    monkeypatch.chdir(tmp_path)
+    source = "\n".join(blocks("docs/programs.md")).replace("max_epochs=20", "max_epochs=2, enable_progress_bar=False")
+    names: dict[str, Any] = {}
+    exec(source, names)
+    assert names["best"].gap < 1e-6 and names["best"].residual < 1e-6
+    assert names["problem"].status == "optimal" and names["result"].status == 0
+
+
 def test_every_configuration_and_page_that_the_readme_names_exists() -> None:
     readme = (ROOT / "README.md").read_text()
     for path in re.findall(r"(?:configs|docs)/[\w/]+\.(?:yaml|md)", readme):

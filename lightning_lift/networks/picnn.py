@@ -198,7 +198,8 @@ class PICNN(ICNN):
             context: as ``bind_context`` gives it, or as it takes it.
         """
         bound = self.bind_context(context, weights) if isinstance(context, Tensor) else context
-        if not isinstance(bound, Modulation) or len(bound) not in (1, len(x)):
+        # shape[0], not len: under torch.export the number of rows stays free
+        if not isinstance(bound, Modulation) or bound.slopes.shape[0] not in (1, x.shape[0]):
             found = "none" if context is None else f"{len(context)}"
             raise ValueError(
                 f"a PICNN needs a context with an entry for each of its {len(x)} points, or one for all: {found} given."
@@ -217,7 +218,7 @@ class PICNN(ICNN):
             unit_scales=bound.unit_scales,
             input_scales=scales,
         )
-        return tensors.folded() if len(bound) < len(x) else tensors
+        return tensors.folded() if bound.slopes.shape[0] < x.shape[0] else tensors
 
 
 def _positive(raw: Tensor) -> Tensor:
