@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         testing,
     )
     from lightning_lift.modules import (
+        ConditionalConvexFlow,
         ConvexModule,
         ConvexPotentialFlow,
         ConvexRegression,
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ICNN",
     "PICNN",
+    "ConditionalConvexFlow",
     "ConvexModule",
     "ConvexNetwork",
     "ConvexPotentialFlow",

@@ -2,12 +2,22 @@
 
 from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.classifier import ReLUClassifier
+from lightning_lift.modules.conditional_density import ConditionalDensityTask
+from lightning_lift.modules.conditional_flow import ConditionalConvexFlow
 from lightning_lift.modules.density import DensityModule, DensityTask
 from lightning_lift.modules.divergence import DivergenceError
 from lightning_lift.modules.energy import LogConcaveEBM
 from lightning_lift.modules.fitting import FittedModule
 from lightning_lift.modules.flow import ConvexPotentialFlow
-from lightning_lift.modules.frozen import FrozenDensity, FrozenDistribution, FrozenEnergy, FrozenFlow
+from lightning_lift.modules.frozen import (
+    FrozenConditionalFlow,
+    FrozenDensity,
+    FrozenDistribution,
+    FrozenEnergy,
+    FrozenFlow,
+)
+from lightning_lift.modules.gradient_flow import GradientFlow
+from lightning_lift.modules.likelihood import LikelihoodTask
 from lightning_lift.modules.normalizing_flow import FrozenNormalizingFlow, NormalizingFlow
 from lightning_lift.modules.regression import ConvexRegression
 from lightning_lift.modules.regression_function import FrozenRegression, RegressionFunction
@@ -15,6 +25,8 @@ from lightning_lift.modules.relu_networks import ReLUConvNet, ReLUMLP
 from lightning_lift.modules.task import TaskModule
 
 __all__ = [
+    "ConditionalConvexFlow",
+    "ConditionalDensityTask",
     "ConvexModule",
     "ConvexPotentialFlow",
     "ConvexRegression",
@@ -22,12 +34,15 @@ __all__ = [
     "DensityTask",
     "DivergenceError",
     "FittedModule",
+    "FrozenConditionalFlow",
     "FrozenDensity",
     "FrozenDistribution",
     "FrozenEnergy",
     "FrozenFlow",
     "FrozenNormalizingFlow",
     "FrozenRegression",
+    "GradientFlow",
+    "LikelihoodTask",
     "LogConcaveEBM",
     "NormalizingFlow",
     "ReLUClassifier",

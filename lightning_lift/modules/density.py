@@ -11,9 +11,8 @@ from lightning_lift.metrics import NegativeLogLikelihood, NegativeLogLikelihoodS
 from lightning_lift.metrics.functional import hellinger_distance, kl_divergence, total_variation
 from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.frozen import FrozenDistribution
+from lightning_lift.modules.likelihood import LikelihoodTask
 from lightning_lift.modules.original_units import OriginalUnits
-from lightning_lift.modules.task import TaskModule
-from lightning_lift.networks.base import check_points
 from lightning_lift.partition.grids import grid_points, trapezoid_log_weights
 
 _WIDEST_GAUSSIAN = 1000  # columns: a covariance of more takes longer than the test
@@ -22,7 +21,7 @@ _WIDEST_GAUSSIAN = 1000  # columns: a covariance of more takes longer than the t
 _TRUTH_POINTS = {"val": {1: 8000, 2: 160}, "test": {1: 8000, 2: 400}}
 
 
-class DensityTask(OriginalUnits, TaskModule):
+class DensityTask(OriginalUnits, LikelihoodTask):
     """Base of tasks with a normalised density, on convex networks or not.
 
     ``log_prob``, ``sample``, ``predict`` and ``freeze`` are in original units; losses, ``log_prob_scaled`` and
@@ -40,116 +39,70 @@ class DensityTask(OriginalUnits, TaskModule):
     ``sample_scaled`` and ``frozen``.
     """
 
-    prediction_columns = ("log_density",)
-    selection_metric = "val/nll"
-    takes_mixed_columns = True
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.val_nll = NegativeLogLikelihood()
-        self.test_nll = NegativeLogLikelihood()
-        self.test_nll_standard_error = NegativeLogLikelihoodStandardError()
         self.test_gaussian_nll = NegativeLogLikelihood()
         self.test_difference_standard_error = NegativeLogLikelihoodStandardError()
         self._gaussian: MultivariateNormal | None = None
-
-    def _like_weights(self, x: Tensor) -> Tensor:
-        return x.to(next(self.parameters()))
 
     @abstractmethod
     def frozen(self) -> FrozenDistribution:
         """The density under the weights of evaluation, with ``log_prob(x)`` and ``sample(n)`` in original units."""
 
-    def begin_evaluation(self, stage: str) -> None:
-        """Called once at the start of each evaluation, under its weights; by default does nothing.
+    def evaluated_log_prob(self, batch: Tensor) -> Tensor:
+        """``log_prob_scaled`` of the rows.
 
         Args:
-            stage: ``val``, ``test`` or ``predict``.
+            batch: rows in training units, shape (N, D).
         """
-
-    def end_evaluation(self) -> None:
-        """Called at the end of each evaluation that is not interrupted; by default does nothing."""
+        return self.log_prob_scaled(batch)
 
     def on_validation_epoch_start(self) -> None:
-        """Calibrate where there is a lift, and log ``val/total_variation`` where the truth is known.
-
-        Not at the end: by then weight averaging has put the trained weights back.
-        """
+        """Start an evaluation, and log ``val/total_variation`` where the truth is known."""
         super().on_validation_epoch_start()
-        self.val_nll.reset()  # an interrupted evaluation leaves its own rows behind
         with self.judged():
-            self.begin_evaluation("val")
             truth = self._on_truth_grid("val")
         if truth is not None:
             self.log("val/total_variation", total_variation(*truth), prog_bar=True)
 
-    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        """Accumulate the negative log-likelihood of held-out rows.
-
-        Raises:
-            ValueError: during fit, a row that is not finite, or is outside of a bounded support.
-        """
-        rows = self.own_units(batch)
-        with self.judged():
-            log_prob = self.log_prob_scaled(rows)
-        if self.trainer.state.fn == "fit":
-            self._check_held_out(rows, log_prob)
-        self.val_nll.update(log_prob)
-
-    def _check_held_out(self, rows: Tensor, log_prob: Tensor) -> None:
-        low, high = self.support.to(rows)
-        outside = (log_prob == -torch.inf) & ((rows < low) | (rows > high)).any(1)
-        wrong = int((outside | ~rows.isfinite().all(1)).sum())
-        if wrong:
-            raise ValueError(
-                f"{wrong} of {len(rows)} rows of a validation batch are not finite, or outside of the data module's "
-                f"support, {low.tolist()} to {high.tolist()} in training units: val/nll is not finite whatever the "
-                "model; take these rows out, or widen the support."
-            )
-
-    def on_validation_epoch_end(self) -> None:
-        """Log ``val/nll``."""
-        self.log("val/nll", self.val_nll.compute(), prog_bar=True)
-        self.val_nll.reset()
-        self.end_evaluation()
-
     def on_test_epoch_start(self) -> None:
         """Log the distances to the truth where it is known, and fit a Gaussian to the rows of training."""
-        self._reset_test()
+        super().on_test_epoch_start()
         data = self._attached_datamodule()
         if callable(getattr(data, "split", None)) and not getattr(data, "draws_fresh_rows", True):
             train, val = (self.own_units(data.split(key)) for key in ("train", "val"))
             if train.shape[1] < min(len(train), _WIDEST_GAUSSIAN):
                 self._gaussian = best_gaussian(train, val)
-        self.begin_evaluation("test")
         truth = self._on_truth_grid("test")
         if truth is not None:
             self.log("test/total_variation", total_variation(*truth))
             self.log("test/kl_divergence", kl_divergence(*truth))
             self.log("test/hellinger_distance", hellinger_distance(*truth))
 
-    def test_step(self, batch: Tensor, batch_idx: int) -> None:
-        """Accumulate the negative log-likelihood of test rows."""
-        rows = self.own_units(batch)
-        log_prob = self.log_prob_scaled(rows)
-        self.test_nll.update(log_prob)
-        self.test_nll_standard_error.update(log_prob)
+    def score_test_rows(self, rows: Tensor) -> Tensor:
+        """Accumulate the negative log-likelihood of test rows, and its difference from the Gaussian's.
+
+        Args:
+            rows: shape (N, D).
+        """
+        log_prob = super().score_test_rows(rows)
         if self._gaussian is not None:
             gaussian = self._gaussian.log_prob(rows.detach().cpu().double()).to(log_prob)
             self.test_gaussian_nll.update(gaussian)
             self.test_difference_standard_error.update(log_prob - gaussian)
+        return log_prob
 
-    def _reset_test(self) -> None:
+    def reset_test(self) -> None:
+        """Forget the rows of a test, and the Gaussian."""
+        super().reset_test()
         self._gaussian = None
-        for name in ("nll", "nll_standard_error", "gaussian_nll", "difference_standard_error"):
-            getattr(self, f"test_{name}").reset()
+        self.test_gaussian_nll.reset()
+        self.test_difference_standard_error.reset()
 
-    def on_test_epoch_end(self) -> None:
-        """Log the negative log-likelihood in training and original units, its standard error and its excess."""
+    def log_test(self) -> None:
+        """Log the negative log-likelihood, its excess over the entropy and its difference from the Gaussian's."""
+        super().log_test()
         nll = self.test_nll.compute()
-        self.log("test/nll", nll)
-        self.log("test/nll_standard_error", self.test_nll_standard_error.compute())
-        self.log("test/nll_original", nll + self.log_scale)
         data = self._attached_datamodule()
         if getattr(data, "entropy", None) is not None:
             self.log(
@@ -160,21 +113,6 @@ class DensityTask(OriginalUnits, TaskModule):
             self.log("test/gaussian_nll", gaussian_nll)
             self.log("test/nll_minus_gaussian", nll - gaussian_nll)
             self.log("test/nll_minus_gaussian_standard_error", self.test_difference_standard_error.compute())
-        self._reset_test()
-        self.end_evaluation()
-
-    def on_predict_epoch_start(self) -> None:
-        """Start an evaluation."""
-        self.begin_evaluation("predict")
-
-    def on_predict_epoch_end(self) -> None:
-        """End it."""
-        self.end_evaluation()
-
-    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """Log-density of each row in original units, shape (N,)."""
-        check_points(batch, self.dim)
-        return self.log_prob_scaled(self.own_units(batch)) - self.log_scale
 
     @torch.no_grad()
     def _on_truth_grid(self, stage: str) -> tuple[Tensor, Tensor, Tensor] | None:

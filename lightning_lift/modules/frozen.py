@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from lightning_lift.datamodules.units import Units
 from lightning_lift.flows.logdet import LogDet
+from lightning_lift.flows.regression import Residual
 from lightning_lift.flows.transform import FlowMap, FlowStage, PlainLogDet, all_points, standard_normal_log_prob
-from lightning_lift.modules.original_units import OriginalUnits
+from lightning_lift.modules.original_units import ConditionalUnits, OriginalUnits, TrainingUnits
 from lightning_lift.networks.actnorm import Normalization
 from lightning_lift.partition.base import Partition
 from lightning_lift.potential import Potential
 from lightning_lift.programs.function import ConvexFunction, convex_function
 
+_DRAWS_AT_ONCE = 1 << 15  # each with the scales and shifts that its context gives
 _FAR = 1e4  # |location| / scale beyond which float32 cannot tell rows a thousandth of their spread apart
 
 
@@ -65,13 +67,11 @@ class FrozenEnergy(nn.Module):
         return convex_function(self.potential())
 
 
-class FrozenDistribution(OriginalUnits, nn.Module, ABC):
-    """A density with constant weights.
+class FrozenUnits(TrainingUnits, nn.Module, ABC):
+    """A model with constant weights.
 
     Rows are brought into training units in float64, and draws leave them in float64, where the device has it: in
     float32 a mean of 1e9 with a standard deviation of 1 is one number.
-
-    Subclass requirements: ``log_prob_scaled`` and ``sample_scaled``, in training units.
 
     Args:
         location: shape (D,); original = location + scale * training, or location + scale @ training with a matrix.
@@ -105,6 +105,13 @@ class FrozenDistribution(OriginalUnits, nn.Module, ABC):
 
     def _like_weights(self, x: Tensor) -> Tensor:
         return x.to(self._dtype)
+
+
+class FrozenDistribution(OriginalUnits, FrozenUnits, ABC):
+    """A density of rows with constant weights.
+
+    Subclass requirements: ``log_prob_scaled`` and ``sample_scaled``, in training units.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """``log_prob``: what ``torch.export`` exports."""
@@ -158,8 +165,8 @@ class FrozenDensity(FrozenDistribution):
         return self._partition[0].sample(self.energy.potential(), num_samples, generator)
 
 
-class FrozenFlow(FrozenDistribution):
-    """A convex potential flow with constant weights.
+class FrozenMap(FrozenUnits):
+    """The map of a flow of convex potentials with constant weights.
 
     Args:
         flow: the map from training units to noise; copied.
@@ -172,8 +179,9 @@ class FrozenFlow(FrozenDistribution):
         super().__init__(location, scale, next(iter(flow.stages[0].potential.weights.values())))
         self.energies = nn.ModuleList(FrozenEnergy(stage.potential) for stage in flow.stages)
         for index, stage in enumerate(flow.stages):
-            for name, tensor in stage.normalization._asdict().items() if stage.normalization is not None else ():
-                self.register_buffer(f"{name}_{index}", tensor.detach().clone())
+            for own in (stage.normalization, stage.residual):
+                for name, tensor in () if own is None else own._asdict().items():
+                    self.register_buffer(f"{name}_{index}", tensor.detach().clone())
         self.tolerance = flow.tolerance
         self._logdet = (copy.deepcopy(logdet).eval(),)  # in a tuple: it has a generator, and no part in the weights
         self.eval()
@@ -183,15 +191,26 @@ class FrozenFlow(FrozenDistribution):
         stages = []
         for index, energy in enumerate(self.energies):
             assert isinstance(energy, FrozenEnergy)
-            own: list[Any] = [getattr(self, f"{name}_{index}", None) for name in Normalization._fields]
-            stages.append(FlowStage(energy.potential(), None if own[0] is None else Normalization(*own)))
+            found: list[Any] = []
+            for kind in (Normalization, Residual):
+                own: list[Any] = [getattr(self, f"{name}_{index}", None) for name in kind._fields]
+                found.append(None if own[0] is None else kind(*own))
+            stages.append(FlowStage(energy.potential(), *found))
         return FlowMap(stages, self.tolerance)
+
+    def _score(self, flow: FlowMap, x: Tensor) -> Tensor:
+        """log N(f(x); 0, I) + log det Df(x)."""
+        logdet = PlainLogDet() if torch.compiler.is_exporting() else self._logdet[0]
+        result = flow.estimate(x, logdet)
+        return standard_normal_log_prob(result.gradient) + result.logdet
+
+
+class FrozenFlow(FrozenMap, FrozenDistribution):
+    """A convex potential flow with constant weights."""
 
     def log_prob_scaled(self, x: Tensor) -> Tensor:
         """log N(f(x); 0, I) + log det Df(x) in training units, shape (N, D) to (N,)."""
-        logdet = PlainLogDet() if torch.compiler.is_exporting() else self._logdet[0]
-        result = self.flow_map().estimate(x, logdet)
-        return standard_normal_log_prob(result.gradient) + result.logdet
+        return self._score(self.flow_map(), x)
 
     def sample_scaled(self, num_samples: int, generator: torch.Generator) -> Tensor:
         """Noise through the inverse map, in training units, shape (n, D).
@@ -201,3 +220,79 @@ class FrozenFlow(FrozenDistribution):
         """
         noise = torch.randn(num_samples, self.dim, generator=generator)
         return all_points(self.flow_map().inverse(noise.to(self.location.device, self._dtype)))
+
+
+class FrozenConditionalFlow(ConditionalUnits, FrozenMap):
+    """A conditional convex flow with constant weights.
+
+    Args:
+        flow: the map from training units to noise, at no context yet; copied.
+        location: of x, shape (D,); original = location + scale * training.
+        scale: of x, shape (D,).
+        logdet: how the log-determinant is computed; under ``torch.export`` it is exact.
+        context_units: of the context; None where training units are the original ones.
+        support: low and high row in training units, shape (2, D), infinite where open.
+    """
+
+    context_location: Tensor
+    context_scale: Tensor
+
+    def __init__(
+        self,
+        flow: FlowMap,
+        location: Tensor,
+        scale: Tensor,
+        logdet: LogDet,
+        context_units: Units | None,
+        support: Tensor,
+    ) -> None:
+        super().__init__(flow, location, scale, logdet)
+        self._has_context_units = context_units is not None
+        named = {} if context_units is None else context_units._asdict()
+        for name, tensor in {"support": support, **{f"context_{key}": part for key, part in named.items()}}.items():
+            self.register_buffer(name, tensor.detach().clone().to(location.device))
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """``log_prob``: what ``torch.export`` exports."""
+        return self.log_prob(x, context)
+
+    def context_units(self) -> Units | None:
+        """Those that the weights were fitted in."""
+        return Units(self.context_location, self.context_scale) if self._has_context_units else None
+
+    def log_prob_scaled(self, x: Tensor, context: Tensor) -> Tensor:
+        """The log-density in training units, shape (N, D) to (N,), at contexts (N, ...) or (1, ...)."""
+        return self._score(self.flow_map().at(context), x)
+
+    def sample_scaled(self, num_samples: int, context: Tensor, generator: torch.Generator) -> Tensor:
+        """Noise through the inverse map, in training units, at contexts (B, ...): shape (n, B, D).
+
+        Raises:
+            RuntimeError: points whose inverse is not found.
+        """
+        like = torch.empty(0, dtype=self._dtype, device=self.location.device)
+        return draws_at(self.flow_map().at(context), num_samples, len(context), generator, like)
+
+
+def draws_at(flow: FlowMap, num_samples: int, num_contexts: int, generator: torch.Generator, like: Tensor) -> Tensor:
+    """Noise through the inverse of a map that is bound to contexts.
+
+    Args:
+        flow: at B contexts.
+        num_samples: how many at each, n.
+        num_contexts: B.
+        generator: of the noise, on the CPU.
+        like: gives the precision and the device of noise and draws.
+
+    Returns:
+        Shape (n, B, D).
+
+    Raises:
+        RuntimeError: points whose inverse is not found.
+    """
+    noise = torch.randn(num_samples * num_contexts, flow.dim, generator=generator).to(like)
+    rows = torch.arange(len(noise), device=noise.device) % num_contexts
+    dtype = next(iter(flow.stages[0].potential.weights.values())).dtype
+    pieces = zip(noise.split(_DRAWS_AT_ONCE), rows.split(_DRAWS_AT_ONCE), strict=True)
+    found = [all_points(flow.rows(some).inverse(part.to(dtype))).to(like) for part, some in pieces]
+    return torch.cat(found).view(num_samples, num_contexts, flow.dim)
