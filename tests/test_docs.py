@@ -1,6 +1,7 @@
 """The code in the documentation runs as it stands, and passes the contracts that it is said to pass."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,19 @@ def test_a_simulator_of_ones_own() -> None:
     batch, data = names["batch"], names["data"]
     assert batch.x.shape == (256, 2) and batch.context.shape == (256, 8)
     assert data.inside(data.units.invert(batch.x.double())).all()
+
+
+def test_the_page_on_posteriors_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fit, judge, with_sbi = blocks("docs/posteriors.md")
+    fit = shortened(fit, "num_simulations=10_000", "num_simulations=600, num_test=100")
+    fit = shortened(fit, "max_epochs=20", "max_steps=5, enable_progress_bar=False, logger=False")
+    names: dict[str, Any] = {}
+    exec(shortened(fit, "flow.sample(1000,", "flow.sample(100,"), names)
+    exec(
+        shortened(shortened(judge, "flow.sample(200,", "flow.sample(20,"), ".sample((1000,))", ".sample((100,))"), names
+    )
+    assert names["ranks"].ranks.shape == (100, 2) and (tmp_path / "calibration.png").is_file()
+    if find_spec("sbi") is not None:
+        exec(shortened(with_sbi, "learning_rate=1e-2", "learning_rate=1e-2, max_num_epochs=1"), names)
+        assert names["ranks"].shape == (200, 2)
