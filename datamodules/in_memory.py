@@ -38,6 +38,12 @@ class InMemoryDataModule(TrustedLoading, LightningDataModule, Generic[Split]):
         ValueError: If an argument is out of range.
     """
 
+    context_shape: tuple[int, ...] | None = None
+    """Shape of a row's context; None for rows without. The command line hands it to a model that asks for it."""
+
+    columns: Any = None
+    """Names of the columns of x, a list where they have names; handed on in the same way."""
+
     def __init__(self, *, dim: int, name: str, batch_size: int, data_seed: int, eval_batch_size: int) -> None:
         super().__init__()
         self._passed: dict[str, Any] = {}  # the arguments of the constructors below, as they were called

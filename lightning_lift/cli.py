@@ -80,8 +80,9 @@ class LiftCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Link the data's dimension to the model and add ``--test_after_fit``."""
-        parser.link_arguments("data.dim", "model.init_args.dim", apply_on="instantiate")
+        """Link the data's dimension, context and columns to the model and add ``--test_after_fit``."""
+        for name in ("dim", "context_shape", "columns"):  # what a model does not ask for is left out
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
         parser.add_argument(
             "--test_after_fit",
             action=ActionYesNo,

@@ -195,7 +195,8 @@ def _parser() -> LightningArgumentParser:
     parser.add_lightning_class_args(L.Trainer, "trainer")
     parser.add_lightning_class_args(cast(Any, L.LightningModule), "model", subclass_mode=True, required=False)
     parser.add_lightning_class_args(cast(Any, L.LightningDataModule), "data", subclass_mode=True, required=False)
-    parser.link_arguments("data.dim", "model.init_args.dim", apply_on="instantiate")
+    for name in ("dim", "context_shape", "columns"):  # what a model does not ask for is left out
+        parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
     # What else fit writes into the config.yaml of a run: accepted, and without effect in a comparison.
     parser.add_argument("--test_after_fit", action=ActionYesNo, default=False)
     for name in ("ckpt_path", "weights_only"):

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 OVERLAYS = sorted((ROOT / "configs" / "parameterization").glob("*.yaml"))
 FIGURES = {"DensityFigure": "density_test.png", "FlowFigure": "flow_test.png", "LatentImages": "images_test.png"}
+FIGURES["PosteriorFigure"] = "posterior_test.png"
 SHORT = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "3", "--trainer.limit_val_batches", "2"]
 SHORT += ["--trainer.limit_test_batches", "2"]
 QUIET = [
@@ -32,6 +33,8 @@ def smaller(settings: dict[str, Any]) -> list[str]:
         flags += ["--data.num_train", "4096", "--data.num_val", "200", "--data.num_test", "200"]
     if settings["data"]["class_path"] == "MNISTLatentsDataModule":
         flags += ["--data.autoencoder_steps", "20"]
+    if settings["model"]["class_path"] == "ConditionalConvexFlow":
+        flags += ["--data.num_simulations", "600", "--data.num_test", "50", "--data.batch_size", "16"]
     if settings["model"]["init_args"].get("evaluation"):
         flags += ["--model.evaluation.num_chains", "64", "--model.evaluation.num_temperatures", "20"]
     return flags

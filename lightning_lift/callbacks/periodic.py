@@ -156,15 +156,17 @@ class PeriodicCallback(ReportingCallback):
 
 
 @torch.no_grad()
-def latent_now(pl_module: L.LightningModule, batch: Tensor) -> Tensor:
+def latent_now(pl_module: L.LightningModule, batch: Any) -> Tensor:
     """The latent as training sees it, conditioned on the batch; shape (d,), detached. Collective for a lift.
 
     Args:
         pl_module: a module with a bound parameterization; call inside ``undisturbed``.
-        batch: shape (N, D).
+        batch: as the task takes it.
     """
-    parameterization = pl_module.parameterization
+    module: Any = pl_module
+    parameterization = module.parameterization
     assert isinstance(parameterization, Parameterization)
     parameterization.train()
-    with torch.autocast(device_type=batch.device.type, enabled=False):
-        return parameterization.latent(batch).detach()
+    rows = module.summary_rows(batch)
+    with torch.autocast(device_type=rows.device.type, enabled=False):
+        return parameterization.latent(rows).detach()
