@@ -108,7 +108,7 @@ class ArrayParts:
 
     Attributes:
         name: ``arrays``.
-        names: Of the columns of each part of two dimensions: those of a data frame, else positions.
+        names: Of the columns of each part of at most two dimensions: those of a data frame, else x1, x2, ..., target.
         shapes: Of a row's entry in each part.
 
     Raises:
@@ -130,9 +130,9 @@ class ArrayParts:
             if name != "x" and len(array) != len(self._parts["x"]):
                 raise ValueError(f"{name} has {len(array)} entries and x {len(self._parts['x'])}: give one a row.")
             if array.ndim == 2 or name in UNKNOWN:
-                columns = getattr(part, "columns", range(array.reshape(len(array), -1).shape[1]))
-                self.names[name] = [str(column) for column in columns]
-                refuse_non_finite(array.reshape(len(array), -1), self.names[name], f"{name} of the arrays")
+                table = array.reshape(len(array), -1)
+                self.names[name] = _column_names(name, part, table.shape[1])
+                refuse_non_finite(table, self.names[name], f"{name} of the arrays")
             self._parts[name] = _entries(name, torch.from_numpy(array))
         if self._parts["x"].ndim != 2:
             raise ValueError(f"x must be (rows, D), got {tuple(self._parts['x'].shape)}")
@@ -148,6 +148,14 @@ class ArrayParts:
             key: Batch(**{name: part[place] for name, part in self._parts.items()}) for key, place in places.items()
         }
         return splits, {key: torch.from_numpy(place) for key, place in places.items()}
+
+
+def _column_names(field: str, part: Any, count: int) -> list[str]:
+    """Those of a data frame or series, else the part's own with numbers from 1."""
+    named = getattr(part, "columns", [getattr(part, "name", None) or field])
+    if len(named) != count or (named[0] == field == "x"):
+        named = [f"{field}{i + 1}" for i in range(count)]
+    return [str(column) for column in named]
 
 
 def _shape(name: str, entry: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 
 from lightning_lift.callbacks import CrossCovariance, DensityFigure, LastCheckpoint, ShoulderOccupancy, WeightHistograms
-from lightning_lift.datamodules import EightGaussiansDataModule, GumbelDataModule
-from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM, NormalizingFlow
+from lightning_lift.datamodules import EightGaussiansDataModule, GumbelDataModule, PairsDataModule
+from lightning_lift.modules import ConvexPotentialFlow, ConvexRegression, LogConcaveEBM, NormalizingFlow
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import DirectSoftplus, IndependentBatch, Lift, ProjectedGradient
 from lightning_lift.partition import FlowImportance, Langevin
@@ -40,6 +40,11 @@ def run(
         network = functools.partial(ICNN, widths=[8, 8], strong_convexity="learned", actnorm=True)
         module = ConvexPotentialFlow(2, network, ARMS[arm], num_blocks=2, logdet=flow, **fitting)
         data = EightGaussiansDataModule(**sizes, num_train=num_train, std=0.5)
+    if settings.pop("pairs", False):
+        generator = torch.Generator().manual_seed(0)
+        x, weight = torch.randn(20 * EPOCH, 2, generator=generator), torch.rand(20 * EPOCH, generator=generator)
+        module = ConvexRegression(2, network=network, parameterization=ARMS[arm], **fitting)
+        data = PairsDataModule.from_arrays(x, target=x.square().sum(1), weight=weight, batch_size=16)
     averaging = [EMAWeightAveraging(decay=0.9)] if settings.pop("averaging", False) else []
     keep = ModelCheckpoint(dirpath=folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     watch = settings.pop("watch", [])
@@ -105,6 +110,13 @@ def test_flows_resume_from_mid_epoch(tmp_path: Path, arm: str, flow: str, averag
     resumed = run(tmp_path / "resumed", arm, None, tmp_path / "whole" / f"step={EPOCH + 2}.ckpt", **settings)
     assert_equal(whole, resumed)
     assert all(bool(flag) for name, flag in whole["state_dict"].items() if name.endswith("initialized"))
+
+
+@pytest.mark.parametrize("arm", ["direct", "lift"])
+def test_batches_with_parts_resume_from_mid_epoch(tmp_path: Path, arm: str) -> None:
+    whole = run(tmp_path / "whole", arm, pairs=True)
+    resumed = run(tmp_path / "resumed", arm, ckpt_path=tmp_path / "whole" / f"step={EPOCH + 2}.ckpt", pairs=True)
+    assert_equal(whole, resumed)
 
 
 def test_resumed_with_every_callback_watching(tmp_path: Path) -> None:

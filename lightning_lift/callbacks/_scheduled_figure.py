@@ -146,6 +146,8 @@ def density_on_window(pl_module: Any, data: Any, size: int) -> tuple[list[Array]
     Returns:
         D axes of shape (n,), the model's density, shape (n, ..., n), and the true one or None where it is not known.
     """
+    if getattr(data, "window", None) is None:
+        raise ValueError(f"{type(data).__name__} has no window to draw a density of rows alone on.")
     corners = torch.cartesian_prod(*data.window.double().T).reshape(-1, data.dim)
     box = data.units.invert(corners)  # whitened columns are mixed: the axes are those of the table
     axes = [torch.linspace(low, high, size, dtype=torch.float64) for low, high in zip(*box.aminmax(dim=0), strict=True)]
@@ -181,6 +183,8 @@ def held_out_rows(data: Any, stage: Stage, most: int = _MAX_ROWS) -> Tensor:
     """The first rows of the validation or test split on the CPU, in the data module's units: shape (N, D)."""
     rows: list[Tensor] = []
     for batch in data.val_dataloader() if stage == "val" else data.test_dataloader():
+        if not isinstance(batch, Tensor):
+            raise ValueError(f"a batch of {type(data).__name__} has parts, and this figure is one of rows alone.")
         rows.append(batch.cpu())
         if sum(map(len, rows)) >= most:
             break

@@ -4,7 +4,6 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 
 from lightning_lift.callbacks._logging import log_scalars, run_directory
 from lightning_lift.callbacks._table import ProbingCallback
@@ -45,7 +44,7 @@ class CrossCovariance(ProbingCallback):
         check_count("num_permutations", num_permutations)
         self.num_permutations = num_permutations
 
-    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
+    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, step: int) -> None:
         """Probe the model and write both readings."""
         batches = trainer.datamodule.probe_batches(self.num_batches, self.seed + step)  # type: ignore[attr-defined]
         try:

@@ -59,7 +59,7 @@ class LatentStep(PeriodicCallback):
         self._stride = max(self._stride, trainer.global_step - self._started_at)
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
-    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
+    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, step: int) -> None:
         """Log the step that was just made."""
         if self._before is None:
             return

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_lift.diagnostics.probe import undisturbed
+from lightning_lift.diagnostics.probe import latent_at, undisturbed
 from lightning_lift.parameterizations.base import Parameterization
 
 
@@ -112,13 +112,13 @@ class PeriodicCallback(ReportingCallback):
         self._active = False
 
     @abstractmethod
-    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
+    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, step: int) -> None:
         """Measure and write.
 
         Args:
             trainer: the trainer.
             pl_module: the model.
-            batch: the training batch at hand, shape (N, D).
+            batch: the training batch at hand, shape (N, D) or with parts.
             step: optimizer steps made so far.
         """
 
@@ -161,12 +161,10 @@ def latent_now(pl_module: L.LightningModule, batch: Any) -> Tensor:
 
     Args:
         pl_module: a module with a bound parameterization; call inside ``undisturbed``.
-        batch: as the task takes it.
+        batch: shape (N, D) or with parts.
     """
-    module: Any = pl_module
-    parameterization = module.parameterization
+    parameterization = pl_module.parameterization
     assert isinstance(parameterization, Parameterization)
     parameterization.train()
-    rows = module.summary_rows(batch)
-    with torch.autocast(device_type=rows.device.type, enabled=False):
-        return parameterization.latent(rows).detach()
+    with torch.autocast(device_type=pl_module.device.type, enabled=False):
+        return latent_at(pl_module, batch).detach()  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_lift.callbacks._logging import run_directory
+from lightning_lift.datamodules.batches import Batch, num_rows, parts_of
 from lightning_lift.datamodules.units import Units
 from lightning_lift.files import whole_file
 
@@ -31,10 +32,11 @@ class PredictionWriter(BasePredictionWriter):
     older one: that stays, and the new one is called ``predictions_1.csv``, ``predictions_2.csv``, ... With several
     processes rank 0 collects and writes. With ``fast_dev_run`` nothing is written.
 
-    A CSV file has ``row``, the data's columns (by name where the data module knows names, else x1, x2, ...) and the
-    prediction. ``row`` is the row's position in its file, from 0, where the data module knows it (the test split of a
-    table is shuffled, and rows with missing values may be left out), else in the data. An npz file has ``row`` (N,),
-    ``rows`` (N, D), ``columns`` (D,) and one array (N,) for each column of the prediction.
+    A CSV file has ``row``, the data's columns (by name where the data module knows names, else x1, x2, ...; of a batch
+    with parts those of context and target too, but for images and sequences) and the prediction. ``row`` is the row's
+    position in its file, from 0, where the data module knows it (the test split of a table is shuffled, and rows with
+    missing values may be left out), else in the data. An npz file has ``row`` (N,), ``rows`` (N, D), ``columns`` (D,)
+    and one array (N,) for each column of the prediction.
 
     With ``num_samples`` it also draws from the model and writes the draws, in original units, beside the predictions:
     ``predictions.csv`` gets ``predictions_samples.csv`` with the data's columns (an npz file: ``samples`` (n, D) and
@@ -71,6 +73,7 @@ class PredictionWriter(BasePredictionWriter):
         self.sample_seed = sample_seed
         self.columns = columns
         self._parts: list[_Part] = []
+        self._names: list[str] = []
 
     @property
     def state_key(self) -> str:
@@ -90,7 +93,9 @@ class PredictionWriter(BasePredictionWriter):
                 "set num_samples to 0."
             )
         self._parts = []
-        names = getattr(getattr(trainer, "datamodule", None), "columns", None) or self.columns or []
+        data = getattr(trainer, "datamodule", None)
+        known = [getattr(data, "columns", None) or [], *(getattr(data, "field_columns", None) or {}).values()]
+        names = [name for part in known for name in part] or self.columns or []
         if missing := [name for name in self.columns or [] if name not in names]:
             raise ValueError(f"PredictionWriter: the data have no columns {missing}, only {list(names)}.")
         if len(trainer.num_predict_batches) > 1:
@@ -119,24 +124,20 @@ class PredictionWriter(BasePredictionWriter):
         names = _prediction_names(pl_module)
         if isinstance(prediction, Tensor) and prediction.ndim == 1:
             prediction = prediction[:, None]
-        fits = isinstance(batch, Tensor) and isinstance(prediction, Tensor)
-        if not fits or prediction.shape != (batch.shape[0], len(names)):
+        fits = isinstance(batch, Tensor | Batch) and isinstance(prediction, Tensor)
+        if not fits or prediction.shape != (num_rows(batch), len(names)):
             found = tuple(prediction.shape) if isinstance(prediction, Tensor) else type(prediction).__name__
             raise TypeError(
-                f"PredictionWriter needs predict_step to return a tensor of {len(names)} number(s) a row of a (N, D) "
+                f"PredictionWriter needs predict_step to return a tensor of {len(names)} number(s) a row of a "
                 f"batch, for the prediction_columns {list(names)}; {type(pl_module).__name__} returned {found}."
             )
         loader: Any = trainer.predict_dataloaders
         positions = list(batch_indices) if batch_indices else None
         if positions is None and hasattr(loader, "row_range"):
             positions = list(range(*loader.row_range(batch_idx)))
-        rows = batch.detach().cpu().double()
-        # The rows are in the data module's units, which need not be those that the model was fitted in.
-        source = getattr(trainer, "datamodule", None)
-        source = source if isinstance(getattr(source, "location", None), Tensor) else pl_module
-        location, scale = getattr(source, "location", None), getattr(source, "scale", None)
-        if isinstance(location, Tensor) and isinstance(scale, Tensor):
-            rows = Units(location.cpu().double(), scale.cpu().double()).invert(rows)
+        table = _original_columns(trainer, pl_module, batch)
+        self._names = list(table)
+        rows = torch.stack(list(table.values()), dim=1)
         self._parts.append((positions, rows, prediction.detach().cpu()))
 
     def on_predict_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -168,7 +169,7 @@ class PredictionWriter(BasePredictionWriter):
         known = numbers.get("predict", numbers.get("test"))
         if known is not None:
             positions = known[positions]
-        names = _column_names(trainer, rows.shape[1])
+        names = self._names
         kept = [i for i, name in enumerate(names) if self.columns is None or name in self.columns]
         rows, names = rows[:, kept], [names[i] for i in kept]
         predicted = dict(zip(_prediction_names(pl_module), predictions.T.numpy(), strict=True))
@@ -202,7 +203,9 @@ class PredictionWriter(BasePredictionWriter):
     def _write_samples(self, trainer: L.Trainer, module: Any, path: Path) -> None:
         """The draws in original units, and what is known of them."""
         draws = module.sample(self.num_samples, seed=self.sample_seed).detach().cpu().double()
-        columns = getattr(module, "columns", None) or _column_names(trainer, draws.shape[1])  # in the module's order
+        columns = getattr(module, "columns", None) or _column_names(
+            trainer, "x", draws.shape[1]
+        )  # in the module's order
         path = _beside(path)
         with whole_file(path) as temporary:
             if path.suffix == ".csv":
@@ -241,8 +244,31 @@ def _in_order(parts: list[_Part]) -> tuple[Tensor, Tensor, Tensor]:
     return torch.tensor(positions), rows[order], predictions[order]
 
 
-def _column_names(trainer: L.Trainer, dim: int) -> list[str]:
-    names = getattr(getattr(trainer, "datamodule", None), "columns", None)
-    return (
-        [str(name) for name in names] if names is not None and len(names) == dim else [f"x{i + 1}" for i in range(dim)]
-    )
+def _original_columns(trainer: L.Trainer, module: L.LightningModule, batch: Tensor | Batch) -> dict[str, Tensor]:
+    """The flat parts of a batch in original units, float64 on the CPU, one column (N,) a name."""
+    data = getattr(trainer, "datamodule", None)
+    # The rows are in the data module's units, which need not be those that the model was fitted in.
+    source = data if isinstance(getattr(data, "location", None), Tensor) else module
+    units: dict[str, Units] = dict(getattr(source, "field_units", None) or {})
+    location, scale = getattr(source, "location", None), getattr(source, "scale", None)
+    if isinstance(location, Tensor) and isinstance(scale, Tensor):
+        units["x"] = Units(location, scale)
+    columns: dict[str, Tensor] = {}
+    for field, part in parts_of(batch).items():
+        if part.ndim > 2 or field == "weight":
+            continue
+        table = part.detach().cpu().double()
+        if field in units:
+            table = Units(*(number.cpu().double() for number in units[field])).invert(table)
+        table = table.reshape(len(table), -1)
+        for name, column in zip(_column_names(trainer, field, table.shape[1]), table.T, strict=True):
+            columns[name if name not in columns else f"{field}_{name}"] = column
+    return columns
+
+
+def _column_names(trainer: L.Trainer, field: str, size: int) -> list[str]:
+    data = getattr(trainer, "datamodule", None)
+    names = getattr(data, "columns", None) if field == "x" else (getattr(data, "field_columns", None) or {}).get(field)
+    if names is not None and len(names) == size:
+        return [str(name) for name in names]
+    return [field] if size == 1 and field != "x" else [f"{field}{i + 1}" for i in range(size)]

@@ -44,7 +44,7 @@ class ShoulderOccupancy(PeriodicCallback):
         self.slope = slope
         self._previous: Tensor | None = None
 
-    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
+    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, step: int) -> None:
         """Log occupancy and what has moved since the last look."""
         latent = latent_now(pl_module, batch)
         if not trainer.is_global_zero:

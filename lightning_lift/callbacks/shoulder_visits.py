@@ -105,7 +105,7 @@ class ShoulderVisits(PeriodicCallback):
         if trainer.global_step == 0:
             self._forget()
 
-    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
+    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, step: int) -> None:
         """Take in one look, and report when it is time."""
         latent = latent_now(pl_module, batch)
         if not trainer.is_global_zero:

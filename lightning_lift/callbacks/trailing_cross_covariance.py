@@ -3,7 +3,6 @@
 from typing import Any
 
 import lightning as L
-from torch import Tensor
 
 from lightning_lift.callbacks._logging import log_scalars, run_directory
 from lightning_lift.callbacks._table import ContinuedTable
@@ -76,7 +75,7 @@ class TrailingCrossCovariance(PeriodicCallback):
         except (ValueError, ArithmeticError, RuntimeError) as error:
             self.warn_once(f"no row at step {step}: {error}", key="failed")
 
-    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
+    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, step: int) -> None:
         """Read the window and forget it."""
         try:
             result = self.rows.read(self.detrend, self.num_permutations, self.seed)

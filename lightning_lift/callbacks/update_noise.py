@@ -1,7 +1,8 @@
 """Split the noise of the gradient into its parts during training."""
 
+from typing import Any
+
 import lightning as L
-from torch import Tensor
 
 from lightning_lift.callbacks._logging import log_scalars, run_directory
 from lightning_lift.callbacks._table import ProbingCallback
@@ -40,7 +41,7 @@ class UpdateNoise(ProbingCallback):
         super().__init__(every_n_steps, num_batches, seed, _COLUMNS)
         self.with_trace = with_trace
 
-    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
+    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, step: int) -> None:
         """Probe the model and write the parts."""
         batches = trainer.datamodule.probe_batches(self.num_batches, self.seed + step)  # type: ignore[attr-defined]
         try:

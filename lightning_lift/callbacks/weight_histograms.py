@@ -1,7 +1,8 @@
 """Histograms of the nonnegative weights and their latents in TensorBoard."""
 
+from typing import Any
+
 import lightning as L
-from torch import Tensor
 
 from lightning_lift.callbacks._logging import tensorboard_loggers
 from lightning_lift.callbacks.periodic import PeriodicCallback, latent_now
@@ -24,7 +25,7 @@ class WeightHistograms(PeriodicCallback):
     def __init__(self, every_n_steps: int = 500) -> None:
         super().__init__(every_n_steps)
 
-    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Tensor, step: int) -> None:
+    def look(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, step: int) -> None:
         """Write the histograms of the present weights."""
         latent = latent_now(pl_module, batch)
         loggers = tensorboard_loggers(trainer)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_lift.commands._landscape_runs import Rows, load_convex_module, prepare
+from lightning_lift.datamodules.batches import parts_of
 from lightning_lift.diagnostics.landscape import Plane, grid_coordinates
 from lightning_lift.diagnostics.weight_spaces import NetworkSpace, TrainedSpace
 from lightning_lift.files import whole_file
@@ -56,8 +57,8 @@ class SliceJob:
     def fingerprint(self) -> str:
         """Of every number in it."""
         digest = hashlib.sha256(self.space.encode())
-        tensors = [self.plane.origin, self.plane.directions, *self.axes, self.rows.validation, *self.rows.calibration]
-        for tensor in tensors:
+        tensors = [self.plane.origin, self.plane.directions, *self.axes]
+        for tensor in [*tensors, *parts_of(self.rows.validation).values(), *self.rows.calibration]:
             digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from lightning_lift.compare import RecordStore, RunRecord
+from lightning_lift.datamodules.batches import Batch, concatenated, take_rows
+from lightning_lift.datamodules.units import Units
 from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.checkpoints import load_module, read_checkpoint
+from lightning_lift.modules.units import units_between
 from lightning_lift.partition import Partition
 from lightning_lift.settings import instantiated, read_config
 from lightning_lift.shipped import current_class_paths
@@ -146,12 +149,12 @@ class Rows:
     """What the loss is evaluated on.
 
     Attributes:
-        validation: rows in training units, shape (N, D).
-        calibration: rows of the reference summary.
+        validation: rows in training units, shape (N, D), or with parts.
+        calibration: what a lift conditions on, of the rows of the reference summary.
         window: the data's window, shape (2, D), or None.
     """
 
-    validation: Tensor
+    validation: Tensor | Batch
     calibration: tuple[Tensor, ...]
     window: Tensor | None
 
@@ -179,8 +182,16 @@ def load_rows(settings: dict[str, Any], module: ConvexModule, most: int) -> Rows
             raise ValueError(
                 f"{settings['class_path']} has another {name} than the run was fitted in: give the --config it had."
             )
-    rows = torch.cat([batch for batch in data.val_dataloader()])[:most]
-    calibration = tuple(getattr(data, "calibration_dataloader", list)())
+    theirs: dict[str, Units] = getattr(data, "field_units", {})
+    for name in module.field_units | theirs:
+        if units_between(module.field_units.get(name), theirs.get(name), None) is not None:
+            raise ValueError(
+                f"{settings['class_path']} has other units of {name} than the run was fitted in: give the --config it "
+                "had."
+            )
+    held_out: Tensor | Batch = concatenated(data.val_dataloader())
+    rows = take_rows(held_out, slice(0, most))
+    calibration = tuple(map(module.conditioning, getattr(data, "calibration_dataloader", list)()))
     return Rows(rows, calibration, getattr(data, "window", None))
 
 

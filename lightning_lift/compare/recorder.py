@@ -24,12 +24,12 @@ _ROWS = 8
 HASHED_BATCHES = 3
 
 
-def weight_measurements(module: Probed, batch: Tensor, before: Tensor | None) -> dict[str, float]:
+def weight_measurements(module: Probed, batch: Any, before: Tensor | None) -> dict[str, float]:
     """What an evaluation measures of the weights.
 
     Args:
         module: as training sees it.
-        batch: on which a latent is conditioned, the same at each evaluation, shape (N, D).
+        batch: on which a latent is conditioned, the same at each evaluation, shape (N, D) or with parts.
         before: the latent on it before the step, shape (d,); None where it was not taken.
 
     Returns:
@@ -101,7 +101,7 @@ class Recorder(L.Callback):
         self.clock.stop()
         if self.start_size is None:
             self.start_size = largest_weight(pl_module)
-            self._fixed = batch.detach().clone() if isinstance(batch, Tensor) else None
+            self._fixed = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), batch)
             self._save_step(trainer)
         if len(self._seen) < HASHED_BATCHES:
             self._seen.append(pytree.tree_map_only(Tensor, lambda t: t.detach().cpu().clone(), batch))
@@ -140,7 +140,7 @@ class Recorder(L.Callback):
         values = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
         step = trainer.global_step
         self._row(step).update(values)
-        name = monitored(values)
+        name = monitored(values, getattr(pl_module, "selection_metric", None))
         if name is None:
             return
         if not math.isfinite(values[name]):
@@ -257,7 +257,7 @@ def _weights(module: L.LightningModule) -> dict[str, Tensor]:
         # Evaluation has no noise, but a lift has no reference summary yet. A matched start is the same for every batch.
         parameterization.train(parameterization.needs_calibration)
         like = next(parameterization.parameters())
-        dim = int(getattr(module, "dim", 1))
+        dim = int(getattr(module, "summary_dim", getattr(module, "dim", 1)))
         weights = parameterization.weights(torch.linspace(-1.0, 1.0, _ROWS * dim).view(_ROWS, dim).to(like))
     return {name: tensor.detach().cpu() for name, tensor in [*network.named_parameters(), *weights.items()]}
 

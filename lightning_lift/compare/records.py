@@ -16,17 +16,18 @@ from lightning_lift.files import whole_file
 Purpose = Literal["tune", "final", "timing"]
 Outcome = Literal["finished", "diverged", "failed"]
 FORMAT = 1
-MONITORED = ("val/nll", "val/loss")
+MONITORED = ("val/nll", "val/loss")  # of records, and of modules, that do not state their own
 _T = TypeVar("_T")
 
 
-def monitored(metrics: Container[str]) -> str | None:
-    """Name of the validation metric by which ``best`` is chosen (lowest): ``val/nll``, else ``val/loss``, else None.
+def monitored(metrics: Container[str], own: str | None = None) -> str | None:
+    """Name of the validation metric by which ``best`` is chosen (lowest): the task's own, else None.
 
     Args:
         metrics: names, or a mapping by name, of what was logged.
+        own: the task's ``selection_metric``; None where it is not known, for ``val/nll`` or ``val/loss``.
     """
-    return next((name for name in MONITORED if name in metrics), None)
+    return next((name for name in (own, *MONITORED) if name is not None and name in metrics), None)
 
 
 def without_modules(text: str) -> str:
@@ -116,6 +117,8 @@ class RunRecord:
         num_parameters: trained numbers of the module, the parameterization's included.
         start_hash: of the network's weights before the first step, the same in each arm of a seed.
         data_hash: of the first training batches, likewise.
+        metric: the task's ``selection_metric``, by which ``best`` was chosen; None where it states none.
+        headlines: the task's test metrics that a report is about.
         checkpoints: ``best``, ``last`` and, where kept, ``step000100``...: paths relative to the store's directory.
         versions: of the packages that determine numbers.
         config: of the spec.
@@ -137,6 +140,8 @@ class RunRecord:
     num_parameters: int = 0
     start_hash: str = ""
     data_hash: str = ""
+    metric: str | None = None
+    headlines: list[str] = field(default_factory=list)
     checkpoints: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)

@@ -70,6 +70,8 @@ def _run(spec: RunSpec, folder: Path, checkpoint_every: int | None) -> tuple[Run
         results["start_hash"] = start_hash(module, reference)
         del reference
         results["num_parameters"] = trained_numbers(module)
+        results["metric"] = getattr(module, "selection_metric", None)
+        results["headlines"] = list(getattr(module, "headlines", ()))
         recorder = Recorder(folder, checkpoint_every, weights_only=spec.purpose != "final")
         callbacks = [*(settings["callbacks"] or []), recorder]  # last: after weight averaging
         settings |= {"profiler": settings["profiler"] or _NoProfiler(), "default_root_dir": folder}
@@ -109,7 +111,7 @@ def _metrics(
     if recorder.best_step not in (steps, None):
         tested = _plain_metrics(trainer.test(module, ckpt_path=str(best), **options))
         found["best"] = recorder.best_metrics | tested
-    _check_tested(found)
+    _check_tested(found, getattr(module, "selection_metric", None))
     return found
 
 
@@ -194,9 +196,9 @@ def ending(error: Exception, module: L.LightningModule | None, start_size: float
     return "diverged" if diverged else "failed", f"{type(error).__name__}: {error}"
 
 
-def _check_tested(metrics: dict[str, dict[str, float]]) -> None:
+def _check_tested(metrics: dict[str, dict[str, float]], own: str | None = None) -> None:
     """Raise ``DivergenceError`` where the best or last state has no finite test metric."""
     for state, found in metrics.items():
-        name = (monitored(found) or "val/loss").replace("val/", "test/")
+        name = (monitored(found, own) or "val/loss").replace("val/", "test/")
         if not math.isfinite(found.get(name, 0.0)):
             raise DivergenceError(f"{name} of the {state} state is {found[name]}")

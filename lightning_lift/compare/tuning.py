@@ -69,7 +69,9 @@ def choose(records: Sequence[RunRecord]) -> Choice:
             f"a learning rate is chosen from the tuning runs of one arm, and these are of {sorted(labels)}."
         )
     arm = labels.pop()
-    metric = monitored({name for record in records for name in record.metrics.get("best", {})}) or MONITORED[-1]
+    found_names = {name for record in records for name in record.metrics.get("best", {})}
+    stated = next((record.metric for record in records if record.metric), None)
+    metric = monitored(found_names, stated) or stated or MONITORED[-1]
     found = by_rate(records, metric)
     means = {rate: describe(values).mean for rate, values in found.items()}
     finished = {rate: describe(values).count for rate, values in found.items()}

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_lift.diagnostics.cross_covariance import ROUNDOFF, CrossCovarianceResult, Reading
 from lightning_lift.diagnostics.gram import centred, paired_gram
@@ -87,7 +86,7 @@ class ArchitectureReading:
 
 def architecture_reading(
     module: Probed,
-    batches: Iterable[Tensor],
+    batches: Iterable[Any],
     window: CrossCovarianceResult | None = None,
     num_permutations: int = 200,
     seed: int = 0,
@@ -99,7 +98,7 @@ def architecture_reading(
 
     Args:
         module: see ``probe.collect``.
-        batches: B tensors of shape (N, D), in training units.
+        batches: B tensors of shape (N, D), or batches with parts, in training units.
         window: of the training steps just made, from ``TrailingWindow.read``.
         num_permutations: shuffles of the permutation null.
         seed: of the shuffles.
@@ -114,7 +113,7 @@ def architecture_reading(
 
 
 def followed_movement(
-    module: Probed, batches: Iterable[Tensor], rows: ProbeRows, num_permutations: int = 200, seed: int = 0
+    module: Probed, batches: Iterable[Any], rows: ProbeRows, num_permutations: int = 200, seed: int = 0
 ) -> FollowedMovement | None:
     """Compare the cross-covariance with Cov(latent) H; None for a latent that does not move.
 

@@ -5,13 +5,16 @@ lift's latent is slack + emission z, and moves about lr (1 + |z|_1), because eac
 too. A comparison at one learning rate is therefore not one at equal steps of the latent.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from lightning_lift.diagnostics.probe import Probed, undisturbed
+from lightning_lift.diagnostics.probe import Probed, latent_at, placed, undisturbed
 
 
-def latent_of(module: Probed, batch: Tensor) -> Tensor:
+def latent_of(module: Probed, batch: Any) -> Tensor:
     """The latent as training sees it, conditioned on a batch; nothing of the module is disturbed.
 
     Call it on one fixed batch before and after an optimizer step: the difference then holds the step alone, and not
@@ -20,7 +23,7 @@ def latent_of(module: Probed, batch: Tensor) -> Tensor:
 
     Args:
         module: a ``ConvexModule``, or anything with its ``parameterization``.
-        batch: data in training units, shape (N, D); moved to the weights' device.
+        batch: data in training units, shape (N, D) or with parts; moved to the weights' device.
 
     Returns:
         Shape (d,), a copy without graph, on the weights' device.
@@ -30,14 +33,13 @@ def latent_of(module: Probed, batch: Tensor) -> Tensor:
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"{type(module).__name__} is no torch module; its latent in training mode cannot be read.")
-    parameterization = module.parameterization
-    device = next(parameterization.parameters()).device
-    batch = batch.to(device)
+    device = next(module.parameterization.parameters()).device
+    batch = placed(batch, device)
     with undisturbed(module), torch.no_grad(), torch.autocast(device_type=device.type, enabled=False):
         module.train()
         # A lift that conditions on the batch before must see the same one before it each time.
-        parameterization.latent(batch.flip(0))
-        return parameterization.latent(batch).detach().clone()
+        latent_at(module, pytree.tree_map_only(Tensor, lambda part: part.flip(0), batch))
+        return latent_at(module, batch).detach().clone()
 
 
 def latent_step(before: Tensor, after: Tensor, learning_rate: float | None = None) -> dict[str, float]:

@@ -4,13 +4,16 @@ import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from lightning_lift.diagnostics.cross_covariance import CrossCovarianceResult, Reading, read_cross_covariance
 from lightning_lift.parameterizations.base import Parameterization
+
+BatchT = TypeVar("BatchT")
 
 
 class Probed(Protocol):
@@ -20,8 +23,36 @@ class Probed(Protocol):
     def parameterization(self) -> Parameterization:
         """The bound parameterization."""
 
-    def batch_loss(self, batch: Tensor, latent: Tensor | None = None) -> Tensor:
+    def batch_loss(self, batch: Any, latent: Tensor | None = None) -> Tensor:
         """The training loss, a scalar, the constrained latent replaced by ``latent``."""
+
+
+def latent_at(module: Probed, batch: Any) -> Tensor:
+    """The latent (d,) under a batch, whatever parts of it a lift of this module conditions on.
+
+    Args:
+        module: a ``ConvexModule``, whose ``latent(batch)`` knows; or another one, whose lift takes the batch as it is.
+        batch: rows (N, D), or with parts.
+    """
+    own: Any = getattr(module, "latent", module.parameterization.latent)
+    latent: Tensor = own(batch)
+    return latent
+
+
+def placed(batch: BatchT, device: torch.device) -> BatchT:
+    """A batch, with all its parts, on a device; parts made under inference mode as clones, which can enter autograd.
+
+    Args:
+        batch: a tensor, or tensors in a tuple, list or mapping.
+        device: of the weights.
+    """
+
+    def moved(part: Tensor) -> Tensor:
+        part = part.to(device)
+        return part.clone() if part.is_inference() and not torch.is_inference_mode_enabled() else part
+
+    found: BatchT = pytree.tree_map_only(Tensor, moved, batch)
+    return found
 
 
 @dataclass(frozen=True)
@@ -68,7 +99,7 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
                 part.set_extra_state(state)
 
 
-def collect(module: Probed, batches: Iterable[Tensor]) -> ProbeRows:
+def collect(module: Probed, batches: Iterable[Any]) -> ProbeRows:
     """One row of latent and gradient a batch, all at the present weights.
 
     Runs in training mode, so that the latent conditions on each batch, with gradients enabled even where the caller
@@ -77,7 +108,7 @@ def collect(module: Probed, batches: Iterable[Tensor]) -> ProbeRows:
 
     Args:
         module: a ``ConvexModule``, or anything with its ``parameterization`` and ``batch_loss``.
-        batches: B tensors of shape (N, D), in training units; moved to the weights' device.
+        batches: B tensors of shape (N, D), or batches with parts, in training units; moved to the weights' device.
 
     Returns:
         The rows, detached, on the CPU.
@@ -89,13 +120,12 @@ def collect(module: Probed, batches: Iterable[Tensor]) -> ProbeRows:
     if not isinstance(module, nn.Module):
         raise TypeError(f"{type(module).__name__} is no torch module; the probe must switch it to training mode.")
     device = next(module.parameterization.parameters()).device
-    probes = [batch.to(device) for batch in batches]
-    if not probes:
+    batches = list(batches)
+    if not batches:
         raise ValueError("the probe got no batches; ask the data module for at least 3.")
     with undisturbed(module), torch.inference_mode(False), torch.enable_grad():
         module.train()
-        # Batches made under inference mode cannot enter autograd; a clone made here can.
-        probes = [probe.clone() if probe.is_inference() else probe for probe in probes]
+        probes = [placed(batch, device) for batch in batches]
         rows = [_row(module, probe) for probe in probes]
         latents = torch.stack([latent for latent, _, _ in rows])
         gradients = torch.stack([gradient for _, gradient, _ in rows])
@@ -108,14 +138,14 @@ def collect(module: Probed, batches: Iterable[Tensor]) -> ProbeRows:
     return ProbeRows(latents, gradients, torch.stack(slacks) if slacks else None, objective)
 
 
-def probe_row(module: Probed, batch: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def probe_row(module: Probed, batch: Any) -> tuple[Tensor, Tensor, Tensor | None]:
     """The row of one batch at the present weights: what a training step on it would see.
 
     The same conditions as those of ``collect``.
 
     Args:
         module: see ``collect``.
-        batch: shape (N, D), in training units; moved to the weights' device.
+        batch: shape (N, D), or with parts, in training units; moved to the weights' device.
 
     Returns:
         Latent, d loss / d latent, and d loss / d slack per unit of latent (None without a slack), each of shape (d,),
@@ -126,14 +156,14 @@ def probe_row(module: Probed, batch: Tensor) -> tuple[Tensor, Tensor, Tensor | N
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"{type(module).__name__} is no torch module; the probe must switch it to training mode.")
-    batch = batch.to(next(module.parameterization.parameters()).device)
+    device = next(module.parameterization.parameters()).device
     with undisturbed(module), torch.inference_mode(False), torch.enable_grad():
         module.train()
-        return _row(module, batch.clone() if batch.is_inference() else batch)
+        return _row(module, placed(batch, device))
 
 
 def probe_cross_covariance(
-    module: Probed, batches: Iterable[Tensor], num_permutations: int = 200, seed: int = 0
+    module: Probed, batches: Iterable[Any], num_permutations: int = 200, seed: int = 0
 ) -> CrossCovarianceResult:
     """Collect the rows and read both cross-covariances.
 
@@ -170,8 +200,8 @@ def read_probe(rows: ProbeRows, num_permutations: int = 200, seed: int = 0) -> C
     return CrossCovarianceResult(read(rows.gradients), None if slack is None else read(slack))
 
 
-def _row(module: Probed, batch: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    latent = module.parameterization.latent(batch)
+def _row(module: Probed, batch: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    latent = latent_at(module, batch)
     if not latent.requires_grad:
         latent = latent.detach().requires_grad_()
     slack = module.parameterization.slack
@@ -185,7 +215,7 @@ def _row(module: Probed, batch: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     return latent.detach().cpu().clone(), gradient, slack_gradient
 
 
-def _gradient_at(module: Probed, batch: Tensor, latent: Tensor) -> Tensor:
+def _gradient_at(module: Probed, batch: Any, latent: Tensor) -> Tensor:
     latent = latent.detach().requires_grad_()
     loss = module.batch_loss(batch, latent)
     (gradient,) = torch.autograd.grad(loss, [latent], allow_unused=True)

@@ -45,14 +45,14 @@ class TrailingWindow:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def record(self, module: Probed, batch: Tensor, step: int) -> None:
+    def record(self, module: Probed, batch: Any, step: int) -> None:
         """Add the row of a training step, before it is made; one forward and backward pass.
 
         The global random state is put back, so that the step then draws the same numbers: the row is the step's own.
 
         Args:
             module: see ``probe.collect``.
-            batch: the training batch, shape (N, D).
+            batch: the training batch, shape (N, D) or with parts.
             step: optimizer steps made so far.
         """
         latent, gradient, slack_gradient = probe_row(module, batch)

@@ -18,6 +18,7 @@ plain SGD at rate eta the slack's update noise is eta^2 Cov(g); Adam rescales ea
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,7 +79,7 @@ class NoiseReading:
 
 def update_noise(
     module: Probed,
-    batches: Iterable[Tensor],
+    batches: Iterable[Any],
     directions: Mapping[str, Tensor] | None = None,
     with_trace: bool = False,
     seed: int = 0,
@@ -90,7 +91,7 @@ def update_noise(
 
     Args:
         module: see ``probe.collect``.
-        batches: B tensors of shape (N, D), at least 3.
+        batches: B tensors of shape (N, D), or batches with parts, at least 3.
         directions: vectors of shape (d,) by name, normalised here; None for those of ``noise_directions``.
         with_trace: whether to add the sum over all directions.
         seed: of the random direction.

@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from lightning_lift.datamodules.batches import Batch, num_rows
 from lightning_lift.diagnostics.probe import undisturbed
 from lightning_lift.parameterizations.base import Parameterization
 
@@ -17,7 +18,7 @@ class Landscaped(Protocol):
     parameterization: Parameterization
     network: nn.Module
 
-    def batch_loss(self, batch: Tensor) -> Tensor:
+    def batch_loss(self, batch: Any) -> Tensor:
         """The task's loss, a scalar, the mean over the batch."""
 
 
@@ -57,7 +58,7 @@ class _Space:
 
     tensors: dict[str, Tensor]
 
-    def __init__(self, module: Landscaped, rows: Tensor) -> None:
+    def __init__(self, module: Landscaped, rows: Tensor | Batch) -> None:
         self.module = module
         self.rows = rows
 
@@ -104,7 +105,7 @@ class NetworkSpace(_Space):
         rows: evaluation data in training units, shape (N, D).
     """
 
-    def __init__(self, module: Landscaped, rows: Tensor) -> None:
+    def __init__(self, module: Landscaped, rows: Tensor | Batch) -> None:
         super().__init__(module, rows)
         weights = network_weights(module)
         names = module.parameterization.names
@@ -128,11 +129,11 @@ class TrainedSpace(_Space):
 
     Args:
         module: the module.
-        rows: evaluation data in training units, shape (N, D).
-        calibration: rows of the reference summary.
+        rows: evaluation data in training units, shape (N, D) or with parts.
+        calibration: what a lift conditions on, of the rows of the reference summary.
     """
 
-    def __init__(self, module: Landscaped, rows: Tensor, calibration: Iterable[Tensor]) -> None:
+    def __init__(self, module: Landscaped, rows: Tensor | Batch, calibration: Iterable[Tensor]) -> None:
         super().__init__(module, rows)
         self._calibration = [batch.clone() for batch in calibration]
         self.tensors = {
@@ -184,7 +185,7 @@ def network_weights(module: Landscaped) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in (_parameters(module.network) | emitted).items()}
 
 
-def evaluation_loss(module: Landscaped, rows: Tensor, strict: bool = False) -> float:
+def evaluation_loss(module: Landscaped, rows: Tensor | Batch, strict: bool = False) -> float:
     """The task's loss on fixed rows, in evaluation mode, with fixed random draws.
 
     The mean negative log-likelihood where the module has ``log_prob_scaled`` (with the log Z of evaluation: the
@@ -193,7 +194,7 @@ def evaluation_loss(module: Landscaped, rows: Tensor, strict: bool = False) -> f
 
     Args:
         module: calibrated where it needs to be.
-        rows: in training units, shape (N, D).
+        rows: in training units, shape (N, D) or with parts.
         strict: raise instead of NaN.
 
     Returns:
@@ -213,7 +214,9 @@ def evaluation_loss(module: Landscaped, rows: Tensor, strict: bool = False) -> f
                 raise
             return math.nan
     if strict and not math.isfinite(loss):
-        raise ValueError(f"the loss on {len(rows)} rows is {loss}: the model has diverged, or a row lies outside it.")
+        raise ValueError(
+            f"the loss on {num_rows(rows)} rows is {loss}: the model has diverged, or a row lies outside it."
+        )
     return loss if math.isfinite(loss) else math.nan
 
 

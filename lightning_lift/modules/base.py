@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lightning_lift.datamodules.batches import context_of
+from lightning_lift.modules.calibration import training_pass
 from lightning_lift.modules.checkpoints import refresh_summaries
 from lightning_lift.modules.defaults import DefaultAdam, DefaultParameterization, WarmupCosine
 from lightning_lift.modules.factories import factory
@@ -104,6 +105,23 @@ class ConvexModule(TaskModule):
         if context is None:
             return self.inputs(batch)
         return torch.cat([self.inputs(batch), context.flatten(1).to(self.inputs(batch))], dim=1)
+
+    def conditioning(self, batch: Any) -> Tensor:
+        """What :meth:`summary_rows` gives for a batch in whatever form a loader has it.
+
+        Args:
+            batch: with or without a target.
+        """
+        return self.summary_rows(self.as_batch(batch, predicting=True))
+
+    def latent(self, batch: Any = None) -> Tensor:
+        """The constrained latent, shape (d,), which in training mode a lift conditions on the batch.
+
+        Args:
+            batch: rows (N, D) or a ``Batch``; needed by a lift in training mode only.
+        """
+        with torch.autocast(device_type=self.device.type, enabled=False):
+            return self.parameterization.latent(None if batch is None else self.conditioning(batch))
 
     def batch_loss(self, batch: Any, latent: Tensor | None = None) -> Tensor:
         """The task's loss on a batch: what training steps and diagnostics call.
@@ -211,36 +229,45 @@ class ConvexModule(TaskModule):
     # -- calibration ------------------------------------------------------------------------------------------------
 
     def calibration_dataloader(self) -> Iterable[Any] | None:
-        """Rows for the reference summary: the data module's, or None where there are none to be had.
+        """Rows for the reference summary, or None where there are none to be had.
 
-        Override it to fit the lift on bare data loaders. It must not share a generator with the training loader.
+        They are the data module's; where it has none, or a fit has data loaders alone, all rows of the training
+        loader's data set. Override it for others, which must not share a generator with the training loader.
         """
         source = getattr(self._attached_datamodule(), "calibration_dataloader", None)
-        return None if source is None else cast(Iterable[Any], source())
+        if source is not None:
+            return cast(Iterable[Any], source())
+        return None if self._trainer is None else training_pass(self.trainer)
 
-    def calibrate(self) -> None:
-        """Make the lift's reference summary anew if the body's weights have changed since; otherwise a no-op.
+    def calibrate(self, batches: Iterable[Any] | None = None) -> None:
+        """Make the lift's reference summary anew; a no-op for other parameterizations.
+
+        Args:
+            batches: of the training split, in training units, as a loader gives them. None for those of
+                :meth:`calibration_dataloader`, if the body's weights have changed since the last time.
 
         Raises:
             RuntimeError: it is stale and there are no calibration rows.
         """
-        if not self.parameterization.is_stale:
-            return
-        self.parameterization.calibrate(self._calibration_batches())
+        if batches is not None:
+            self.parameterization.calibrate(self._summaries(batches))
+        elif self.parameterization.is_stale:
+            self.parameterization.calibrate(self._calibration_batches())
 
     def _calibration_batches(self) -> Iterable[Tensor]:
         rows = self._calibration_rows()
         if rows is None:
             raise RuntimeError(
                 f"{type(self.parameterization).__name__} is evaluated on a reference summary of the training split, "
-                "and there are no rows for it: fit with a data module that has calibration_dataloader(), override "
-                "calibration_dataloader() of the module, or call module.parameterization.calibrate(batches)."
+                "and there are no rows for it: fit with a data module that has calibration_dataloader(), or with a "
+                "DataLoader of a data set in order or shuffled; override calibration_dataloader() of the module; or "
+                "call module.calibrate(batches)."
             )
         return rows
 
     def _summaries(self, batches: Iterable[Any]) -> Iterable[Tensor]:
         """What the lift conditions on, of one batch at a time; a target need not be known."""
-        return (self.summary_rows(self.as_batch(batch, predicting=True)) for batch in batches)
+        return map(self.conditioning, batches)
 
     def _calibration_rows(self) -> Iterable[Tensor] | None:
         batches = self.calibration_dataloader()

@@ -30,6 +30,7 @@ class ReLUClassifier(FittedModule):
     """
 
     scheduler_interval = "epoch"
+    headlines = ("test/accuracy", "test/loss")
 
     def __init__(
         self,

@@ -56,6 +56,9 @@ class FittedModule(StoredModule):
     selection_metric: str = "val/loss"
     """What the best weights of a fit have the lowest of."""
 
+    headlines: tuple[str, ...] = ("test/loss",)
+    """Test metrics that a report of a comparison is about, the first ones that are measured."""
+
     def __init__(
         self,
         dim: int,

@@ -23,6 +23,7 @@ class LikelihoodTask(TrainingUnits, TaskModule):
 
     prediction_columns = ("log_density",)
     selection_metric = "val/nll"
+    headlines = ("test/total_variation", "test/nll")
     takes_mixed_columns = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -27,6 +27,8 @@ from lightning_lift.potential import Potential
 
 _PREDICTED = {"squared": "mean", "absolute": "median", "quantile": "quantile", "poisson": "mean"}
 _PREDICTED |= {"logistic": "probability"}
+_HEADLINES = {"squared": ("mse", "r2"), "absolute": ("mae",), "quantile": ("pinball",), "poisson": ("deviance",)}
+_HEADLINES |= {"logistic": ("log_loss", "accuracy")}
 
 
 class ConvexRegression(ConvexModule):
@@ -102,6 +104,7 @@ class ConvexRegression(ConvexModule):
         self._stated = self.columns
         self.predict_gradient = predict_gradient
         self.test_metrics = nn.ModuleDict(_metrics(loss))
+        self.headlines = tuple(f"test/{name}" for name in _HEADLINES[loss])
 
     def build(self, network: Callable[[int], ConvexNetwork]) -> nn.Module:
         """Make the network, with a free constant and monotone in the inputs that are named.

@@ -1,5 +1,6 @@
 """What every task shares: batches and their parts, steps on them, the data's units, freezing."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from lightning_lift.datamodules.batches import Batch, as_batch, inputs_of, num_r
 from lightning_lift.datamodules.units import Units
 from lightning_lift.modules.fitting import FittedModule
 from lightning_lift.modules.selection import BestWeights
-from lightning_lift.modules.units import column_order, note_rows, warn_of_moved_rows
+from lightning_lift.modules.units import column_order, in_float64, note_rows, units_between, warn_of_moved_rows
 from lightning_lift.networks.base import check_points
 
 BatchT = TypeVar("BatchT", Tensor, Batch)
@@ -57,6 +58,7 @@ class TaskModule(FittedModule):
         # in float64, on the host: a mean far above the spread is lost in float32, and not every device has float64
         self.location, self.scale = torch.zeros(dim, dtype=torch.float64), torch.ones(dim, dtype=torch.float64)
         self.field_units: dict[str, Units] = {}
+        self.field_columns: dict[str, list[str]] = {}
         self.columns: list[str] | None = None
         self._rows: dict[str, Any] = {}
         self.support = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, dim).clone()
@@ -91,8 +93,8 @@ class TaskModule(FittedModule):
         return inputs_of(batch)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Bring a batch with parts into the form that steps and callbacks read."""
-        if self.batch_fields == ("x",):
+        """Bring a batch into the form that steps and callbacks read."""
+        if self.batch_fields == ("x",) and not (isinstance(batch, list | tuple) and len(batch) == 1):
             return batch
         return self.as_batch(batch, predicting=self._trainer is not None and self.trainer.predicting)
 
@@ -145,11 +147,12 @@ class TaskModule(FittedModule):
                 f"the checkpoint was fitted on the columns {self.columns} and {type(data).__name__} has them in "
                 f"another order: resume with columns={self.columns}."
             )
-        if self._other_units() is not None:
+        others = [self._other_field_units(name) for name in ("context", "target")]
+        if self._other_units() is not None or any(units is not None for units in others):
             raise ValueError(
                 f"the checkpoint was fitted in other units than {type(data).__name__} has now (location "
-                f"{self.location.tolist()}, scale {self.scale.tolist()}): resume on the same training rows, or start "
-                "anew."
+                f"{self.location.tolist()}, scale {self.scale.tolist()} of x): resume on the same training rows, or "
+                "start anew."
             )
         warn_of_moved_rows(self._rows, data, "train")
 
@@ -168,7 +171,8 @@ class TaskModule(FittedModule):
 
     def _meet_data(self, split: str) -> None:
         data = self._attached_datamodule()
-        column_order(self.columns, data)  # refuses other columns
+        for name in ("x", "context"):  # refuses other columns
+            column_order(self.columns if name == "x" else self.field_columns.get(name), data, name)
         warn_of_moved_rows(self._rows, data, split)
 
     # -- freezing ---------------------------------------------------------------------------------------------------
@@ -208,6 +212,8 @@ class TaskModule(FittedModule):
             ValueError: a "true" half precision, or data of another dimension.
         """
         super().setup(stage)
+        # it says that the module's hook is used, which is what is wanted
+        warnings.filterwarnings("ignore", message="You have overridden `on_after_batch_transfer` in `LightningModule`")
         precision = str(self.trainer.precision)
         if "true" in precision and precision not in ("32-true", "64-true"):
             raise ValueError(
@@ -234,7 +240,8 @@ class TaskModule(FittedModule):
 
         Args:
             data: a data module; its ``location`` has shape (D,), its ``scale`` (D,) or (D, D), its ``support`` (2, D),
-                its ``field_units`` are the units of ``context`` and ``target`` by name.
+                its ``field_units`` are the units of ``context`` and ``target`` by name, its ``field_columns`` the
+                names of their columns.
 
         Raises:
             ValueError: whitened rows, and a task that is no density (``takes_mixed_columns``).
@@ -250,9 +257,11 @@ class TaskModule(FittedModule):
             if tensor is not None:
                 setattr(self, name, torch.as_tensor(tensor).detach().cpu().to(dtype, copy=True))
         stated: dict[str, Units] = getattr(data, "field_units", None) or {}
-        self.field_units = {name: _in_float64(units) for name, units in stated.items()}
+        self.field_units = {name: in_float64(units) for name, units in stated.items()}
         columns = getattr(data, "columns", None)
         self.columns = None if columns is None else [str(name) for name in columns]
+        named: dict[str, list[str]] = getattr(data, "field_columns", None) or {}
+        self.field_columns = {field: [str(name) for name in names] for field, names in named.items()}
         self._rows = note_rows(data)
         self._has_units = True
 
@@ -272,13 +281,19 @@ class TaskModule(FittedModule):
         if isinstance(batch, Tensor):
             return batch if other is None else other.to(batch).invert(batch)
         parts = {} if other is None else {"x": other.to(batch.x).invert(batch.x)}
-        theirs = getattr(self._attached_datamodule(), "field_units", None) or {}
-        for name, ours in self.field_units.items():
-            part = getattr(batch, name)
-            if part is None or name not in theirs or _agree(ours, their := _in_float64(theirs[name])):
-                continue
-            parts[name] = ours.of(their).to(part).invert(part)
+        for name, part in (("context", batch.context), ("target", batch.target)):
+            moved = None if part is None else self._other_field_units(name)
+            if part is not None and moved is not None:
+                parts[name] = moved.to(part).invert(part)
         return batch._replace(**parts)
+
+    def _other_field_units(self, name: str) -> Units | None:
+        """What brings context or target of the attached data into our units and columns; None where they agree."""
+        data = self._attached_datamodule()
+        order = column_order(self.field_columns.get(name), data, name)
+        if not hasattr(data, "field_units"):
+            return None
+        return units_between(self.field_units.get(name), data.field_units.get(name), order)
 
     def _other_units(self) -> Units | None:
         """What brings rows of the attached data into our units and columns; None where all is as in fit."""
@@ -313,6 +328,7 @@ class TaskModule(FittedModule):
             "has_units": self._has_units,
             "columns": self.columns,
             "field_units": {name: tuple(units) for name, units in self.field_units.items()},
+            "field_columns": self.field_columns,
             "rows": self._rows,
         }
 
@@ -323,12 +339,4 @@ class TaskModule(FittedModule):
         # checkpoints of before have none of these
         self.columns, self._rows = state.get("columns"), state.get("rows", {})
         self.field_units = {name: Units(*units) for name, units in state.get("field_units", {}).items()}
-
-
-def _in_float64(units: Units) -> Units:
-    location, scale = (part.detach().cpu().to(torch.float64, copy=True) for part in units)
-    return Units(location, scale)
-
-
-def _agree(ours: Units, theirs: Units) -> bool:
-    return all(torch.equal(*parts) for parts in zip(ours, theirs, strict=True))
+        self.field_columns = state.get("field_columns", {})

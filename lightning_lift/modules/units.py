@@ -7,15 +7,19 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from lightning_lift.datamodules.units import Units
+
 _MOST_MARKS = 10_000  # kept of the training rows; of more rows the smallest marks, which are a random sample
 
 
-def column_order(ours: Sequence[str] | None, data: Any) -> list[int] | None:
+def column_order(ours: Sequence[str] | None, data: Any, field: str = "x") -> list[int] | None:
     """Find where the columns that a module was fitted on stand in the data.
 
     Args:
         ours: names of the module's columns, in its order; None where they are not known.
-        data: the data module; its ``columns`` are names in its own order, if it has any.
+        data: the data module; its ``columns`` are names of x in its own order, if it has any, its ``field_columns``
+            those of other parts.
+        field: the part whose columns they are.
 
     Returns:
         For each of our columns its position in the data; None if the order is the same or names are not known.
@@ -23,15 +27,40 @@ def column_order(ours: Sequence[str] | None, data: Any) -> list[int] | None:
     Raises:
         ValueError: the data have other columns.
     """
-    theirs = getattr(data, "columns", None)
+    named = getattr(data, "field_columns", {})
+    theirs = getattr(data, "columns", None) if field == "x" else named.get(field)
     if ours is None or theirs is None or list(theirs) == list(ours):
         return None
+    argument = field if hasattr(data, "field_columns") else "columns"
     if sorted(theirs) != sorted(ours):
         raise ValueError(
             f"the model was fitted on the columns {list(ours)} and {type(data).__name__} has {list(theirs)}: name the "
-            "model's columns by columns=[...], or rename those of the file."
+            f"model's columns by {argument}=[...], or rename those of the file."
         )
     return [list(theirs).index(name) for name in ours]
+
+
+def units_between(ours: Units | None, theirs: Units | None, order: list[int] | None) -> Units | None:
+    """What brings a part in their training units and columns into ours: its ``invert``; None where they agree.
+
+    Args:
+        ours: of the module; None for original ones.
+        theirs: of the data; None for original ones.
+        order: for each of our columns its position in the data; None for the same.
+    """
+    if order is None and (ours is theirs or (ours and theirs and all(map(torch.equal, ours, in_float64(theirs))))):
+        return None
+    like = ours or theirs
+    size = len(like.location) if like is not None else len(order or ())
+    original = Units(torch.zeros(size, dtype=torch.float64), torch.ones(size, dtype=torch.float64))
+    ours, theirs = ours or original, original if theirs is None else in_float64(theirs)
+    return ours.of(theirs if order is None else theirs.reordered(order))
+
+
+def in_float64(units: Units) -> Units:
+    """Units in float64 on the CPU, copied."""
+    location, scale = (part.detach().cpu().to(torch.float64, copy=True) for part in units)
+    return Units(location, scale)
 
 
 def note_rows(data: Any) -> dict[str, Any]:

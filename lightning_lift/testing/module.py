@@ -10,7 +10,10 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lightning_lift.datamodules.batches import context_of, num_rows
+from lightning_lift.diagnostics.probe import undisturbed
 from lightning_lift.modules import ConvexModule, DensityTask, FrozenDistribution, TaskModule
+from lightning_lift.modules.frozen import FrozenEnergy
 
 
 class ModuleContract:
@@ -86,6 +89,10 @@ class ModuleContract:
         x = next(iter(data.test_dataloader()))
         frozen = module.freeze()
         assert not list(frozen.parameters())
+        if isinstance(module, ConvexModule) and isinstance(frozen, FrozenEnergy):
+            batch = module.as_batch(x, predicting=True)
+            expected = module.eval().potential(batch).value(module.inputs(batch))
+            torch.testing.assert_close(frozen(module.inputs(batch), context_of(batch)), expected)
         if isinstance(module, DensityTask):
             original = module.to_original(x)
             expected = module.log_prob_scaled(x) - module.log_scale
@@ -106,11 +113,28 @@ class ModuleContract:
             return  # it has no weights behind a latent
         batch = next(iter(data.train_dataloader()))
         module.train()
-        latent = module.parameterization.latent(batch).detach().requires_grad_()
+        latent = module.latent(batch).detach().requires_grad_()
         loss = module.batch_loss(batch, latent)
         (gradient,) = torch.autograd.grad(loss, latent)
         assert gradient.shape == (module.parameterization.num_weights,)
         assert torch.isfinite(gradient).all()
+
+    def test_a_lift_conditions_on_what_is_known_at_evaluation(self) -> None:
+        """Never on a target: neither its values nor whether it is there move the latent."""
+        module, data = self._fitted_once()
+        if not isinstance(module, ConvexModule):
+            return
+        batch = module.as_batch(next(iter(data.train_dataloader())))
+        assert module.conditioning(batch).shape == (num_rows(batch), module.summary_dim)
+        if isinstance(batch, Tensor) or batch.target is None:
+            return
+        with undisturbed(module):
+            module.train()
+            latents = [
+                module.latent(batch._replace(target=t)) for t in (batch.target, batch.target.flip(0) + 1.0, None)
+            ]
+        assert torch.equal(latents[0], latents[1])
+        assert torch.equal(latents[0], latents[2])
 
     def test_a_flow_is_the_change_of_variables_that_it_says(self) -> None:
         """With ``map`` and ``inverse_map``: log p(x) = log N(f(x); 0, I) + log|det Df(x)|, all in original units."""

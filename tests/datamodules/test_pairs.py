@@ -109,7 +109,7 @@ def test_settings_are_plain_and_make_the_same_rows_again(tmp_path) -> None:
 
 def test_a_constant_column_is_warned_of_and_lost_digits_are_refused() -> None:
     x = np.column_stack([np.arange(50.0), np.ones(50)])
-    with pytest.warns(UserWarning, match=r"constant column\(s\) of x in the 40 training rows: 1;"):
+    with pytest.warns(UserWarning, match=r"constant column\(s\) of x in the 40 training rows: x2;"):
         assert PairsDataModule.from_arrays(x, target=x[:, 0]).split("train").x[:, 1].abs().max() == 0
     far = np.where(np.arange(50) == 0, 1e20, np.arange(50.0))
     with pytest.warns(UserWarning, match="interquartile"), pytest.raises(ValueError, match="float32 tells"):
@@ -138,7 +138,7 @@ def test_bad_settings(tmp_path, settings, message) -> None:
         ({"x": torch.zeros(9)}, r"x must be \(rows, D\), got \(9,\)"),
         ({"x": torch.zeros(9, 2), "target": torch.zeros(8)}, "target has 8 entries and x 9: give one a row"),
         ({"x": np.array([["a"]] * 9)}, r"x of shape \(9, 1\) holds <U1, not real numbers"),
-        ({"x": np.full((9, 1), np.nan)}, r"'0' \(9 missing or NaN"),
+        ({"x": np.full((9, 1), np.nan)}, r"'x1' \(9 missing or NaN"),
     ],
 )
 def test_bad_arrays(parts, message) -> None:

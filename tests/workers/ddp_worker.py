@@ -8,10 +8,15 @@ import lightning as L
 import torch
 
 from lightning_lift.callbacks import CrossCovariance, DensityFigure, PathConditioning, ShoulderOccupancy
-from lightning_lift.datamodules import EightGaussiansDataModule, GumbelDataModule, TwoMoonsDataModule
-from lightning_lift.modules import ConvexPotentialFlow, LogConcaveEBM, ReLUClassifier, ReLUMLP
+from lightning_lift.datamodules import (
+    EightGaussiansDataModule,
+    GumbelDataModule,
+    PairsDataModule,
+    TwoMoonsDataModule,
+)
+from lightning_lift.modules import ConvexPotentialFlow, ConvexRegression, LogConcaveEBM, ReLUClassifier, ReLUMLP
 from lightning_lift.modules.divergence import DivergenceError
-from lightning_lift.networks import ICNN
+from lightning_lift.networks import ICNN, PICNN
 from lightning_lift.parameterizations import (
     ADMM,
     DirectNoise,
@@ -30,6 +35,7 @@ CONTROLS = {
     "admm": functools.partial(ADMM, rho=1.0, inner_steps=3),
 }
 NAMES = [*(f"{kind}_{arm}" for kind in ("ebm", "flow") for arm in ARMS), *(f"ebm_{arm}" for arm in CONTROLS)]
+NAMES += ["pairs_lift"]
 
 
 def task(name: str, processes: int) -> tuple[L.LightningModule, L.LightningDataModule]:
@@ -40,6 +46,12 @@ def task(name: str, processes: int) -> tuple[L.LightningModule, L.LightningDataM
         network = functools.partial(ICNN, widths=[8, 8])
         module = LogConcaveEBM(1, network, {**ARMS, **CONTROLS}[arm], learning_rate=1e-2)
         return module, GumbelDataModule(**sizes, num_calibration=64)
+    if kind == "pairs":
+        x = torch.randn(1010, 2, generator=torch.Generator().manual_seed(0))
+        parts = {"x": x[:, :1], "context": x, "target": x.square().sum(1)}
+        network = functools.partial(PICNN, widths=[8, 8], context_width=4)
+        regression = ConvexRegression(1, network=network, parameterization=ARMS[arm], context_shape=(2,))
+        return regression, PairsDataModule.from_arrays(**parts, batch_size=32 // processes)
     network = functools.partial(ICNN, widths=[8, 8], strong_convexity="learned", actnorm=True)
     module = ConvexPotentialFlow(2, network, ARMS[arm], num_blocks=2, learning_rate=1e-2)
     return module, EightGaussiansDataModule(**sizes, std=0.5, num_calibration=64)

@@ -86,6 +86,9 @@ def plain_name(metric: str) -> str:
         "kl_divergence": "KL divergence",
         "excess_nll": "excess NLL",
         "nll_original": "NLL, original units",
+        "mse": "MSE",
+        "mae": "MAE",
+        "r2": "R2",
     }
     stage = {"val": "validation"}.get(stage, stage)
     return f"{stage} {words.get(name, name.replace('_', ' '))}".strip()

@@ -17,8 +17,13 @@ from lightning_lift.compare.statistics import PairedDifference, compare_arms, de
 Array = NDArray[np.float64]
 Checkpoint = Literal["best", "last"]
 Axis = Literal["steps", "seconds"]
-HIGHER_IS_BETTER = ("accuracy", "effective_sample_size", "auroc", "f1")
-HEADLINES = ("test/total_variation", "test/nll", "test/accuracy", "test/loss")
+HIGHER_IS_BETTER = ("accuracy", "r2", "effective_sample_size", "auroc", "f1")
+HEADLINES = (  # of records that do not state their own
+    "test/total_variation",
+    "test/nll",
+    "test/accuracy",
+    "test/loss",
+)
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,7 @@ class Comparison:
 
     @property
     def headlines(self) -> list[str]:
-        """Test metrics that are tested and drawn: those named in the settings, else total variation and NLL, ...
+        """Test metrics that are tested and drawn: those named in the settings, else the task's own.
 
         Raises:
             ValueError: a metric named in the settings that no finished run has.
@@ -178,14 +183,16 @@ class Comparison:
                 f"--metrics {','.join(unknown)}: no finished run measured it; the runs are kept and have {known}. "
                 "Write the report with --report-only --metrics and some of these."
             )
-        usual = [name for name in HEADLINES if name in known][:2]
+        own = list(dict.fromkeys(name for record in self.records for name in record.headlines)) or HEADLINES
+        usual = [name for name in own if name in known][:2]
         return asked or usual or known[:1]
 
     @cached_property
     def monitor(self) -> str:
         """The validation metric that chooses checkpoints and learning rates, the lower the better."""
         found = [record.metrics.get("best", {}) for record in self.records] + [record.curves for record in self.records]
-        return monitored(_names(found, "val/")) or MONITORED[0]
+        stated = next((record.metric for record in self.records if record.metric), None)
+        return monitored(_names(found, "val/"), stated) or stated or MONITORED[0]
 
     @property
     def headline_curves(self) -> list[str]:

@@ -4,16 +4,24 @@ import functools
 from types import SimpleNamespace
 
 import lightning as L
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
-from lightning_lift.datamodules import Batch, Units
+from lightning_lift.datamodules import Batch, PairsDataModule, Units
 from lightning_lift.modules import ConvexModule
 from lightning_lift.networks import ICNN
 from lightning_lift.parameterizations import Lift
 from lightning_lift.potential import Potential
+from lightning_lift.testing import ModuleContract
 
 
 class Pairs(ConvexModule):
@@ -38,6 +46,22 @@ class Shifted(ICNN):
 
 class Conditional(Pairs):
     batch_fields = ("x", "context", "target")
+
+
+def triples(count: int = 60, **settings: object) -> PairsDataModule:
+    generator = torch.Generator().manual_seed(1)
+    x, context = torch.randn(count, 2, generator=generator), torch.randn(count, 3, 2, generator=generator)
+    return PairsDataModule.from_arrays(x, context, x.square().sum(1) + context.sum((1, 2)), batch_size=16, **settings)
+
+
+class TestConditional(ModuleContract):
+    """A target, a context of two dimensions, a lift and unequal last batches."""
+
+    def make(self) -> Conditional:
+        return Conditional(2, network=functools.partial(Shifted, widths=(8,)), parameterization=Lift)
+
+    def make_data(self) -> PairsDataModule:
+        return triples(eval_batch_size=4)
 
 
 def quiet(**settings: object) -> L.Trainer:
@@ -75,15 +99,50 @@ def test_a_lift_sees_inputs_and_context_and_never_the_target():
     assert torch.equal(module.potential(Batch(x, context)).value(x), module.potential().at(context).value(x))
 
 
-def test_a_lift_is_calibrated_from_batches_with_parts():
-    class Calibrated(Pairs):
-        def calibration_dataloader(self) -> DataLoader:
-            return DataLoader(TensorDataset(*rows()), 20)
+def bare(order: object = None, **settings: object) -> DataLoader:
+    return DataLoader(TensorDataset(*rows()), 16, sampler=order, **settings)  # type: ignore[arg-type]
 
-    module = Calibrated(2, network=functools.partial(ICNN, widths=(8,)), parameterization=Lift)
-    quiet().fit(module, DataLoader(TensorDataset(*rows()), 16), DataLoader(TensorDataset(*rows()), 16))
-    body = module.parameterization.body
-    torch.testing.assert_close(module.parameterization.reference_summary, body(rows()[0]).mean(0))
+
+def lifted() -> Pairs:
+    torch.manual_seed(0)
+    return Pairs(2, network=functools.partial(ICNN, widths=(8,)), parameterization=Lift)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        lambda: bare(shuffle=True, generator=torch.Generator().manual_seed(1), drop_last=True),
+        lambda: DataLoader(TensorDataset(*rows()), batch_size=None, sampler=BatchSampler(range(50), 16, False)),
+    ],
+)
+def test_a_lift_on_a_bare_loader_is_calibrated_on_all_of_its_rows(loader):
+    class NeverRead(Pairs):
+        def calibration_dataloader(self) -> DataLoader:
+            return DataLoader(TensorDataset(*rows()), 50)
+
+    weights = []
+    for kind in (Pairs, NeverRead):  # the pass over the loader's rows takes no random number from training
+        torch.manual_seed(0)
+        module = kind(2, network=functools.partial(ICNN, widths=(8,)), parameterization=Lift)
+        quiet().fit(module, loader(), bare())
+        lift = module.parameterization
+        torch.testing.assert_close(lift.reference_summary, lift.body(rows()[0]).mean(0))
+        weights.append([parameter.detach().clone() for parameter in module.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+@pytest.mark.parametrize("order", [SubsetRandomSampler(range(30)), WeightedRandomSampler(torch.ones(50), 50)])
+def test_a_lift_is_not_calibrated_on_rows_that_training_may_not_see(order):
+    with pytest.raises(RuntimeError, match=r"no rows for it: .* call module\.calibrate\(batches\)"):
+        quiet().fit(lifted(), bare(order), bare())
+
+
+def test_calibrate_takes_batches_as_a_loader_gives_them():
+    module = lifted()
+    module.calibrate(bare())
+    torch.testing.assert_close(
+        module.parameterization.reference_summary, module.parameterization.body(rows()[0]).mean(0)
+    )
 
 
 def test_a_loader_of_pairs_names_the_way_out_where_the_task_takes_rows():
@@ -93,6 +152,32 @@ def test_a_loader_of_pairs_names_the_way_out_where_the_task_takes_rows():
 
     with pytest.raises(ValueError, match=r"batch of 2 parts does not fit: the task takes .x.*batch_fields"):
         quiet().fit(Rows(2), DataLoader(TensorDataset(*rows()), 16))
+
+
+def fields(context: list[str], swap: bool = False, **settings: object) -> PairsDataModule:
+    """One table of a context of two columns, in one order or the other, under two units."""
+    x, y = rows(60)
+    numbers = torch.cat([x * 3 + 7, y[:, None]], dim=1).double()
+    frame = pd.DataFrame(numbers.numpy(), columns=["price", "day", "sold"])
+    frame["rain"] = frame["day"] * frame["price"]
+    arrays = PairsDataModule.from_arrays(frame[["price"]], frame[context], frame["sold"], batch_size=8, **settings)
+    arrays.setup()
+    return arrays
+
+
+def test_context_and_target_of_another_table_are_brought_into_columns_and_units_of_the_fit():
+    fitted, other = fields(["day", "rain"]), fields(["rain", "day"], standardize=["x"])
+    module = Conditional(1)
+    module.adopt_units(fitted)
+    restored = Conditional(1)
+    restored.load_state_dict(module.state_dict())
+    restored._trainer = SimpleNamespace(datamodule=other, predicting=False)
+    torch.testing.assert_close(restored.own_units(other.split("val")), fitted.split("val"), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"columns \['day', 'rain'\] .* has \['rain', 'day'\]|other units"):
+        restored.on_train_start()
+    restored._trainer = SimpleNamespace(datamodule=fields(["sold", "rain"]), predicting=False)
+    with pytest.raises(ValueError, match=r"columns \['day', 'rain'\] and .*: name the model's columns by context="):
+        restored.own_units(other.split("val"))
 
 
 def test_each_part_is_brought_into_the_units_of_the_fit():
