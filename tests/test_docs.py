@@ -28,7 +28,7 @@ def shortened(source: str, settings: str, quick: str) -> str:
     ("page", "case", "module"),
     [
         ("docs/adding_a_parameterization.md", "TestSquared", "documented_squared"),
-        ("docs/adding_a_task.md", "TestConvexRegression", "documented_regression"),
+        ("docs/adding_a_task.md", "TestConvexFit", "documented_fit"),
     ],
 )
 def test_documented_extension_passes_its_contract(

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -100,7 +101,7 @@ def test_a_lift_sees_inputs_and_context_and_never_the_target():
 
 
 def bare(order: object = None, **settings: object) -> DataLoader:
-    return DataLoader(TensorDataset(*rows()), 16, sampler=order, **settings)  # type: ignore[arg-type]
+    return DataLoader(TensorDataset(*rows()), sampler=order, **({"batch_size": 16} | settings))  # type: ignore[arg-type]
 
 
 def lifted() -> Pairs:
@@ -112,7 +113,9 @@ def lifted() -> Pairs:
     "loader",
     [
         lambda: bare(shuffle=True, generator=torch.Generator().manual_seed(1), drop_last=True),
-        lambda: DataLoader(TensorDataset(*rows()), batch_size=None, sampler=BatchSampler(range(50), 16, False)),
+        lambda: DataLoader(
+            TensorDataset(*rows()), batch_size=None, sampler=BatchSampler(SequentialSampler(range(50)), 16, False)
+        ),
     ],
 )
 def test_a_lift_on_a_bare_loader_is_calibrated_on_all_of_its_rows(loader):
