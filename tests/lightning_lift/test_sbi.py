@@ -1,6 +1,8 @@
 import math
 import pickle
+import sys
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -168,3 +170,10 @@ def test_a_density_in_original_units_of_images() -> None:
     assert fitted.loss(theta, x).shape == (300,)
     with pytest.raises(ValueError, match=r"theta of shape \(300, 1, 1\)"):
         builder(theta.unsqueeze(1), x)
+
+
+def test_without_sbi_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sbi.neural_nets.estimators", None)
+    monkeypatch.delitem(sys.modules, "lightning_lift.sbi")
+    with pytest.raises(ImportError, match=r"pip install 'lightning-lift\[sbi\]'"):
+        import_module("lightning_lift.sbi")
