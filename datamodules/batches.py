@@ -54,8 +54,8 @@ def as_batch(batch: Any, fields: Sequence[str], predicting: bool = False) -> Ten
     if missing or unknown:
         raise ValueError(
             f"a batch of {_described(batch)} does not fit: the task takes ({', '.join(fields)})"
-            + (f", without {', '.join(missing)} there is nothing to do" if missing else "")
-            + (f" and has no use for {', '.join(unknown)}" if unknown else "")
+            + (f", and {', '.join(missing)} is missing" if missing else "")
+            + (f", and {', '.join(unknown)} is none of these" if unknown else "")
             + ". State its parts, in the loader's order, as the task's batch_fields."
         )
     for name, part in parts.items():

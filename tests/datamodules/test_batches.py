@@ -51,9 +51,9 @@ def test_the_target_may_be_left_out_where_a_task_predicts():
     ("given", "fields", "match"),
     [
         ([X, Y], ("x",), "batch of 2 parts.*takes \\(x\\).*batch_fields"),
-        (X, PAIRS, "rows alone, \\(5, 2\\).*without target"),
-        (Batch(X, context=U, target=Y), PAIRS, "no use for context"),
-        ({"x": X, "y": Y}, PAIRS, "\\(x, y\\).*without target.*no use for y"),
+        (X, PAIRS, "rows alone, \\(5, 2\\).*target is missing"),
+        (Batch(X, context=U, target=Y), PAIRS, "context is none of these"),
+        ({"x": X, "y": Y}, PAIRS, "\\(x, y\\).*target is missing, and y is none of these"),
         ([X, Y[:3]], PAIRS, "target of the batch has shape \\(3,\\)"),
         ([X, 3.0], PAIRS, "target of the batch is a float"),
         ("rows", ("x",), "type str"),
