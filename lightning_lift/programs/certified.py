@@ -1,5 +1,6 @@
 """The best point of a trained convex function under linear constraints, and what shows that it is the best."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -198,7 +199,9 @@ def _by_cvxpy(function: ConvexFunction, shape: Any, max_error: Any, rows: Any) -
     total = cp.sum(value)
     problem = cp.Problem(cp.Minimize(total) if total.is_convex() else cp.Maximize(total), own)
     try:
-        problem.solve(solver=cp.CLARABEL)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Solution may be inaccurate")  # the certificate says how accurate it is
+            problem.solve(solver=cp.CLARABEL)
     except cp.SolverError as error:
         return str(error), None, np.nan
     if problem.status in ("infeasible", "unbounded", "infeasible_inaccurate", "unbounded_inaccurate"):
