@@ -13,8 +13,9 @@ observations, and the fraction that is within 0.1.
 benchmark and by a random forest; draws outside the prior are rejected. For ``two_moons`` also the mean over the
 reference of log p* - log q, with p* in closed form and q divided by the fraction kept.
 
-One line of JSON a run, appended to ``--output``; a call with the same file goes on where the last one ended. The table
-goes to ``benchmarks/results/posteriors.md``. Early stopping is on the 10 % of the simulations that are for validation.
+One line of JSON a run, appended to ``--output``; a call with the same file goes on where the last one ended. The table,
+of all runs in the file, goes to ``benchmarks/results/posteriors.md``. Early stopping is on the 10 % of the simulations
+that are for validation.
 
     python benchmarks/posteriors.py --output posteriors.jsonl --tasks linear_gaussian darcy
     python benchmarks/posteriors.py --output posteriors.jsonl --references FOLDER --seeds 0 1 2
@@ -24,6 +25,7 @@ import argparse
 import datetime
 import functools
 import itertools
+import json
 import logging
 import math
 import os
@@ -229,13 +231,13 @@ def report(results: list[tuple[Job, Job]]) -> str:
         "| task | simulations | seeds | figure | mean | standard error | largest | asked |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    groups: dict[tuple[str, int], list[tuple[Job, Job]]] = {}
+    groups: dict[tuple[str, int, int], list[tuple[Job, Job]]] = {}
     for job, result in results:
-        groups.setdefault((job["task"], job["simulations"]), []).append((job, result))
-    for (task, simulations), runs in groups.items():
+        groups.setdefault((job["task"], job["simulations"], job.get("classifiers", 0)), []).append((job, result))
+    for (task, simulations, classifiers), runs in groups.items():
         seeds = " ".join(str(job["seed"]) for job, _ in runs)
-        if "classifiers" in runs[0][0] and runs[0][0]["classifiers"] != 5:
-            seeds += f" (of the classifiers: {runs[0][0]['classifiers']})"
+        if classifiers not in (0, 5):
+            seeds += f" (of each classifier {classifiers})"
         for figure in runs[0][1]:
             values = [float(result[figure]) for _, result in runs]
             error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
@@ -264,8 +266,9 @@ def main() -> None:
             job |= {"references": str(arguments.references), "classifiers": arguments.classifiers}
         for simulations in arguments.simulations or SIMULATIONS.get(task, [1_000, 10_000]):
             jobs.append(job | {"simulations": simulations} | RECIPES[task])
-    results = run_all(work, jobs, arguments.output, arguments.jobs)
-    RESULTS.write_text(report(results))
+    run_all(work, jobs, arguments.output, arguments.jobs)
+    records = [json.loads(line) for line in arguments.output.read_text().splitlines()]
+    RESULTS.write_text(report([(record["job"], record["result"]) for record in records]))
     print(RESULTS.read_text())
 
 
