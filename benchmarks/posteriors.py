@@ -76,7 +76,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "steps": 10_000,
     },
     "gaussian_linear": SMALL | {"blocks": 1, "steps": 1000},
-    "two_moons": SMALL | {"blocks": 3, "steps": 6000},
+    "two_moons": SMALL | {"network": {"widths": [32, 32], "context_width": 64}, "blocks": 3, "steps": 6000},
     "slcp": SMALL | {"blocks": 3, "steps": 6000},
 }
 BENCHMARK = ("gaussian_linear", "two_moons", "slcp")
