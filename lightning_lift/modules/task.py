@@ -132,7 +132,9 @@ class TaskModule(FittedModule):
         batch = self.as_batch(batch)
         with self.judged():
             loss = self.batch_loss(self.own_units(batch))
-        self.log(tag, loss, prog_bar=True, batch_size=num_rows(batch), on_epoch=True, sync_dist=True)
+        # a float: of processes with unequal numbers of rows Lightning would divide by the truncated mean number
+        rows: Any = float(num_rows(batch))
+        self.log(tag, loss, prog_bar=True, batch_size=rows, on_epoch=True, sync_dist=True)
 
     def on_train_start(self) -> None:
         """Refuse to resume on data of other columns or units than the checkpoint's; warn if its rows are others.
