@@ -11,7 +11,7 @@ from lightning_lift.flows.inverse import InverseResult
 from lightning_lift.flows.logdet import LogDet, LogDetChoice, StochasticLogDet
 from lightning_lift.flows.transform import FlowMap
 from lightning_lift.modules.conditional_density import ConditionalDensityTask
-from lightning_lift.modules.defaults import DefaultAdam, DefaultParameterization, WarmupCosine
+from lightning_lift.modules.defaults import ConditionalAdam, DefaultParameterization, WarmupCosine
 from lightning_lift.modules.frozen import FrozenConditionalFlow, draws_at
 from lightning_lift.modules.gradient_flow import GradientFlow
 from lightning_lift.networks import PICNN, ConvexNetwork
@@ -70,7 +70,7 @@ class ConditionalConvexFlow(GradientFlow, ConditionalDensityTask):
         stochastic_logdet: Callable[[], LogDet] = StochasticLogDet,
         inverse_tolerance: float | None = None,
         inverse_rows: int = 1000,
-        optimizer: OptimizerCallable = DefaultAdam,
+        optimizer: OptimizerCallable = ConditionalAdam,
         lr_scheduler: LRSchedulerCallable | None = WarmupCosine,
         learning_rate: float | None = None,
     ) -> None:
