@@ -32,7 +32,7 @@ from lightning_lift.modules.checkpoints import read_checkpoint
 from lightning_lift.modules.divergence import DivergenceError, is_raised_by
 from lightning_lift.modules.fitting import forget_averages
 from lightning_lift.setting_errors import one_sentence
-from lightning_lift.settings import instantiate, with_shipped_names
+from lightning_lift.settings import LINKED, instantiate, with_shipped_names
 from lightning_lift.trusted import imported
 
 _MENDABLE = (ValueError, OSError, DivergenceError, ArgumentError, argparse.ArgumentError, MisconfigurationException)
@@ -81,7 +81,7 @@ class LiftCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link the data's dimension, context and columns to the model and add ``--test_after_fit``."""
-        for name in ("dim", "context_shape", "columns"):  # what a model does not ask for is left out
+        for name in LINKED:
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
         parser.add_argument(
             "--test_after_fit",
@@ -136,7 +136,7 @@ class LiftCLI(LightningCLI):
                 raise ValueError(f"{path}: {one_sentence(str(error))}") from error
         after = _flat(self.config[subcommand].get("model"))
         for key in sorted(before.keys() & after.keys()):
-            if key != "dim" and not _is_same(key, before[key], after[key]):  # dim is linked from the data
+            if key not in LINKED and not _is_same(key, before[key], after[key]):
                 rank_zero_warn(
                     f"model.{key}={before[key]!r} is replaced by the checkpoint's {after[key]!r}: a checkpoint brings "
                     "its own model settings."

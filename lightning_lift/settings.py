@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,9 @@ SECTIONS = ("seed_everything", "model", "data", "trainer")
 _load_yaml = get_loader("yaml")
 # Configurations of earlier versions, which the parser itself reads, name classes as those did.
 set_loader("yaml", lambda text: current_class_paths(_load_yaml(text)), (yaml.YAMLError,))
+LINKED = ("dim", "context_shape", "columns")
+"""Arguments that a model takes from the data module, where it asks for them."""
+
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # Lightning's own name for what makes modules from settings
 
 
@@ -146,6 +150,11 @@ def instantiate(
     refused: list[Exception] = []
 
     def construct(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if issubclass(cls, L.LightningModule):
+            asked = inspect.signature(
+                cls
+            ).parameters  # beside a checkpoint's settings the parser links them to any model
+            kwargs = {key: value for key, value in kwargs.items() if key in asked or key not in LINKED[1:]}
         try:
             if name := null_argument(cls, kwargs):
                 way_out = "the data module states none" if name == "dim" else "leave it out for its default"
@@ -195,7 +204,7 @@ def _parser() -> LightningArgumentParser:
     parser.add_lightning_class_args(L.Trainer, "trainer")
     parser.add_lightning_class_args(cast(Any, L.LightningModule), "model", subclass_mode=True, required=False)
     parser.add_lightning_class_args(cast(Any, L.LightningDataModule), "data", subclass_mode=True, required=False)
-    for name in ("dim", "context_shape", "columns"):  # what a model does not ask for is left out
+    for name in LINKED:
         parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
     # What else fit writes into the config.yaml of a run: accepted, and without effect in a comparison.
     parser.add_argument("--test_after_fit", action=ActionYesNo, default=False)

@@ -126,6 +126,15 @@ def test_predict_writes_a_log_density_for_each_row() -> None:
     torch.testing.assert_close(frozen.log_prob(x), log_density, rtol=1e-4, atol=1e-4)
 
 
+def test_what_is_linked_from_the_data_agrees_with_a_checkpoint(recwarn: pytest.WarningsRecorder) -> None:
+    config = ["--config", "conditional_two_moons.yaml", "--data.num_simulations", "300", "--trainer.callbacks", "[]"]
+    small = [*config, "--model.network.widths", "[4]", "--model.num_blocks", "1", *QUIET]
+    fitted = LiftCLI(["fit", *small, "--trainer.max_steps", "1", "--trainer.max_epochs", "1"])
+    predicted = LiftCLI(["predict", *small, "--ckpt_path", last(fitted)])
+    assert predicted.model.context_shape == fitted.model.context_shape == (2,)
+    assert not [warning for warning in recwarn if "context_shape" in str(warning.message)]
+
+
 def test_predict_needs_no_callback_to_write() -> None:
     cli = fit()
     predict = LiftCLI(["predict", "--config", CONFIG, *SMALL, "--ckpt_path", last(cli)])
