@@ -11,6 +11,8 @@ from lightning_lift.modules.frozen import FrozenEnergy
 from lightning_lift.potential import Potential
 from lightning_lift.programs.function import ConvexFunction
 
+_FAR_RATE = 10.0  # of the largest count
+
 LossName = Literal["squared", "absolute", "quantile", "poisson", "logistic"]
 
 
@@ -71,7 +73,9 @@ def row_losses(loss: LossName, link: Tensor, target: Tensor, quantile: float = 0
 
     Args:
         loss: ``squared``; ``absolute``; ``quantile``, the pinball loss max(q r, (q - 1) r) of r = target - link
-            (Koenker & Bassett, 1978); ``poisson``, exp(link) - target * link; ``logistic``, the cross-entropy.
+            (Koenker & Bassett, 1978); ``poisson``, exp(link) - target * link, with a tangent in the place of exp above
+            ten times the largest count of the rows (or above 10), where one far row would outweigh all others for as
+            long as Adam remembers; ``logistic``, the cross-entropy.
         link: shape (N,).
         target: shape (N,).
         quantile: q, for ``quantile``.
@@ -83,7 +87,8 @@ def row_losses(loss: LossName, link: Tensor, target: Tensor, quantile: float = 0
     if loss == "quantile":
         return torch.maximum(quantile * (target - link), (quantile - 1.0) * (target - link))
     if loss == "poisson":
-        return link.exp() - target * link
+        within = link.minimum((_FAR_RATE * target.max().clamp(min=1.0)).log())
+        return within.exp() * (1.0 + link - within) - target * link
     return F.binary_cross_entropy_with_logits(link, target, reduction="none")
 
 
