@@ -89,7 +89,8 @@ class PartsDataModule(RowsDataModule[Batch]):
         """Bring fields to mean 0 and standard deviation 1 over the training rows, and state their units.
 
         Each column of (N, columns) has its own; images and sequences, (N, ..., ...), share one mean and one deviation.
-        A constant column is shifted only. Where there are rows to predict only, median and interquartile range serve.
+        A constant column is shifted only; rows have their weights. Where there are rows to predict only, median and
+        interquartile range serve.
 
         Args:
             splits: In original units, best in float64; ``train`` or ``predict`` among them.
@@ -99,7 +100,14 @@ class PartsDataModule(RowsDataModule[Batch]):
             The splits in training units, in the precision given.
         """
         fitted = parts_of(splits["train"] if "train" in splits else splits["predict"])
-        stated = standard_units if "train" in splits else robust_units
+        weight = fitted.get("weight")
+
+        def stated(table: Table) -> tuple[Table, Table]:
+            if "train" not in splits:
+                return robust_units(table)
+            repeats = None if weight is None else weight.double().repeat_interleave(len(table) // len(weight)).numpy()
+            return standard_units(table, repeats)
+
         units = {name: units_of_part(part, stated) for name, part in fitted.items() if name in fields}
         if "x" in units:
             self.set_standardization(*units["x"])

@@ -23,11 +23,12 @@ def constant_columns(rows: Table) -> npt.NDArray[np.bool_]:
     return constant
 
 
-def standard_units(rows: Table) -> tuple[Table, Table]:
+def standard_units(rows: Table, weight: Table | None = None) -> tuple[Table, Table]:
     """Return mean and standard deviation, from distances to the median: a sum of large numbers loses a small spread.
 
     Args:
         rows: (N, D).
+        weight: Of each row, (N,): a row of weight 2 is the row twice. None for 1.
 
     Returns:
         Both (D,), the deviation of a constant column as 1.
@@ -36,7 +37,9 @@ def standard_units(rows: Table) -> tuple[Table, Table]:
     constant = constant_columns(rows)
     width = np.where(constant, 1.0, np.ptp(rows, axis=0))  # whose square need not be a number
     parts = (rows - median) / width
-    return median + width * parts.mean(axis=0), np.where(constant, 1.0, width * parts.std(axis=0))
+    mean = np.average(parts, axis=0, weights=weight)
+    spread = np.sqrt(np.average((parts - mean) ** 2, axis=0, weights=weight))
+    return median + width * mean, np.where(constant, 1.0, width * spread)
 
 
 def robust_units(rows: Table) -> tuple[Table, Table]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         compare,
         datamodules,
         diagnostics,
+        estimators,
         flows,
         metrics,
         modules,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         rescaling,
         testing,
     )
+    from lightning_lift.estimators import ConvexClassifier, ConvexRegressor
     from lightning_lift.modules import (
         ConditionalConvexFlow,
         ConvexModule,
@@ -42,10 +44,12 @@ __all__ = [
     "ICNN",
     "PICNN",
     "ConditionalConvexFlow",
+    "ConvexClassifier",
     "ConvexModule",
     "ConvexNetwork",
     "ConvexPotentialFlow",
     "ConvexRegression",
+    "ConvexRegressor",
     "DirectSoftplus",
     "Lift",
     "LogConcaveEBM",
@@ -54,7 +58,13 @@ __all__ = [
     "Potential",
     "ProjectedGradient",
 ]
-_HOMES = ("networks", "parameterizations", "potential", "modules")  # the light ones first; each imports those before
+_HOMES = (
+    "networks",
+    "parameterizations",
+    "potential",
+    "modules",
+    "estimators",
+)  # the light ones first; each imports those before
 
 
 def __getattr__(name: str) -> Any:

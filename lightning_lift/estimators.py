@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from lightning_lift.datamodules import Batch, PartsDataModule, Units
+from lightning_lift.datamodules import Batch, PartsDataModule
 from lightning_lift.datamodules.in_memory import check_counts
 from lightning_lift.modules import ConvexRegression
 from lightning_lift.modules.regression_function import LossName
@@ -314,7 +314,9 @@ class _Rows(PartsDataModule):
     def load(self) -> dict[str, Batch]:
         """The rows to train on and those held out, in training units."""
         rows = {"train": ~self._held_out, "val": self._held_out if self._held_out.any() else ~self._held_out}
-        splits = {key: Batch(**{name: part[chosen] for name, part in self._parts.items()}) for key, chosen in rows.items()}
+        splits = {
+            key: Batch(**{name: part[chosen] for name, part in self._parts.items()}) for key, chosen in rows.items()
+        }
         return self.standardize(splits | {"test": splits["val"]}, self._scaled)
 
 
@@ -326,11 +328,10 @@ def _weighted(X: Array, y: Any, sample_weight: Any) -> tuple[Array, Any, Array]:
 
 
 def _name(column: str | int, names: list[str]) -> str:
-    if isinstance(column, str):
-        return column
-    if not 0 <= column < len(names):
-        raise ValueError(f"column {column} is none of the {len(names)} columns of X, which count from 0.")
-    return names[column]
+    name = column if isinstance(column, str) else names[column] if 0 <= column < len(names) else None
+    if name not in names:
+        raise ValueError(f"column {column!r} is none of the {len(names)} columns of X: name one of {names}.")
+    return str(name)
 
 
 @contextmanager

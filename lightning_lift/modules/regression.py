@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, Metric, R2Score, TweedieDevianceScore
 from torchmetrics.classification import BinaryAccuracy
 
-from lightning_lift.datamodules.batches import Batch, context_of
+from lightning_lift.datamodules.batches import Batch, context_of, parts_of
 from lightning_lift.datamodules.units import Units
 from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.defaults import DefaultAdam, DefaultParameterization, WarmupCosine
@@ -21,6 +21,7 @@ from lightning_lift.modules.regression_function import (
     mean_of,
     row_losses,
 )
+from lightning_lift.modules.units import warn_of_raw_units
 from lightning_lift.networks import ICNN, ConvexNetwork
 from lightning_lift.parameterizations import Parameterization
 from lightning_lift.potential import Potential
@@ -52,8 +53,8 @@ class ConvexRegression(ConvexModule):
         concave: make the link concave in its inputs.
         increasing: inputs that the prediction never falls in, by name where ``columns`` are known, or by position.
         decreasing: inputs that it never rises in.
-        columns: names of the inputs; linked from the data module on the command line.
-        context_shape: shape of one row's context, for a network that takes one; linked from the data module.
+        columns: names of the inputs, in the data's order; linked from the data module on the command line.
+        context_shape: shape of one row's context, for a network that takes one; linked likewise.
         predict_gradient: let a prediction have its slope in each input beside it, in original units (shadow prices).
         network: factory of the convex network, called with ``dim`` and ``intercept=True``, and with ``increasing``,
             ``decreasing`` (positions) and ``context_shape`` where these are given.
@@ -140,6 +141,18 @@ class ConvexRegression(ConvexModule):
             )
         super().adopt_units(data)
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Warn of raw units in the first batch, where no data module states any.
+
+        Args:
+            batch: of the loader.
+            batch_idx: within the epoch.
+        """
+        super().on_train_batch_start(batch, batch_idx)
+        if self.global_step == 0 and not hasattr(self._attached_datamodule(), "location"):
+            scaled = ("x", "target") if self.loss_name not in ("poisson", "logistic") else ("x",)
+            warn_of_raw_units({name: part for name, part in parts_of(self.as_batch(batch)).items() if name in scaled})
+
     # -- the loss -------------------------------------------------------------------------------------------------
 
     def loss(self, potential: Potential, batch: Batch) -> Tensor:
@@ -190,12 +203,16 @@ class ConvexRegression(ConvexModule):
         """
         one = Units(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
         potential = self.potential() if potential is None else potential
-        return RegressionFunction(potential, self.sign, self.loss_name, self.units, self.field_units.get("target", one))
+        fields = self.field_units
+        units = self.units, fields.get("target", one), fields.get("context")
+        return RegressionFunction(potential, self.sign, self.loss_name, *units)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Prediction, link and slopes of each row in original units, a column each of ``prediction_columns``."""
         batch = self.own_units(self.as_batch(batch, predicting=True))
         x, context, function = self.units.invert(batch.x), context_of(batch), self.function()
+        if context is not None and function.context_units is not None:
+            context = function.context_units.to(context.double()).invert(context)
         link = function.link(x, context)
         columns = torch.stack([mean_of(self.loss_name, link), link], dim=1)
         return torch.cat([columns, function.gradient(x, context)], dim=1) if self.predict_gradient else columns

@@ -25,6 +25,7 @@ class RegressionFunction(NamedTuple):
         loss: name of the loss, which decides link and mean.
         units: of the inputs.
         target_units: of the target, one number each; of use where the link is the identity.
+        context_units: of the context; None where it is served in original ones.
     """
 
     potential: Potential
@@ -32,10 +33,11 @@ class RegressionFunction(NamedTuple):
     loss: LossName
     units: Units
     target_units: Units
+    context_units: Units | None = None
 
     def link(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The convex (or concave) function at points (N, D), shape (N,): identity, logarithm or logit of the mean."""
-        link = self.sign * self.potential.at(context).value(self._scaled(x))
+        link = self.sign * self._at(context).value(self._scaled(self.units, x))
         return self.target_units.to(link).invert(link) if self.is_identity else link
 
     def mean(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -44,7 +46,7 @@ class RegressionFunction(NamedTuple):
 
     def gradient(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """Its slope in each input, prediction a unit of the input, shape (N, D)."""
-        value, gradient = self.potential.at(context).value_gradient(self._scaled(x))
+        value, gradient = self._at(context).value_gradient(self._scaled(self.units, x))
         gradient = self.sign * gradient / self.units.to(gradient).scale
         if self.is_identity:
             return gradient * self.target_units.to(gradient).scale
@@ -57,10 +59,16 @@ class RegressionFunction(NamedTuple):
         """Whether the prediction is the link itself."""
         return self.loss not in ("poisson", "logistic")
 
-    def _scaled(self, x: Tensor) -> Tensor:
+    def _at(self, context: Tensor | None) -> Potential:
+        """E at a context in original units."""
+        if context is not None and self.context_units is not None:
+            context = self._scaled(self.context_units, context)
+        return self.potential.at(context)
+
+    def _scaled(self, units: Units, original: Tensor) -> Tensor:
+        """In training units and the weights' precision; the difference to the location is taken in float64."""
         like = next(iter(self.potential.weights.values()))
-        wide = Units(self.units.location.to(x.device), self.units.scale.to(x.device))
-        return wide.apply(x).to(like)
+        return Units(*(part.to(original.device) for part in units)).apply(original).to(like)
 
 
 def mean_of(loss: LossName, link: Tensor) -> Tensor:
@@ -103,26 +111,27 @@ class FrozenRegression(nn.Module):
         super().__init__()
         self.energy = FrozenEnergy(function.potential)
         self._sign, self._loss = function.sign, function.loss
-        for name, units in (("inputs", function.units), ("target", function.target_units)):
-            self.register_buffer(f"{name}_location", units.location.clone())
-            self.register_buffer(f"{name}_scale", units.scale.clone())
+        stated = {name: part for name, part in function._asdict().items() if isinstance(part, Units)}
+        self._units = list(stated)
+        for name, units in stated.items():
+            for kind, part in units._asdict().items():
+                self.register_buffer(f"{name}_{kind}", part.clone())
         self.eval()
 
     def function(self) -> RegressionFunction:
         """The regression: ``mean``, ``link`` and ``gradient`` of points in original units."""
-        own = {
-            name: Units(self.get_buffer(f"{name}_location"), self.get_buffer(f"{name}_scale"))
-            for name in ("inputs", "target")
-        }
-        return RegressionFunction(self.energy.potential(), self._sign, self._loss, own["inputs"], own["target"])
+        kinds = Units._fields
+        own = {name: Units(*(self.get_buffer(f"{name}_{kind}") for kind in kinds)) for name in self._units}
+        return RegressionFunction(self.energy.potential(), self._sign, self._loss, **own)
 
     def convex_function(self) -> ConvexFunction:
         """The link in original units, for programs: a mean or a quantile, the logarithm of a rate, a logit."""
         function = self.function()
         units = function.target_units if function.is_identity else Units(torch.zeros(1), torch.ones(1))
         inputs = Units(*(part.cpu().double() for part in function.units))
-        return ConvexFunction(function.potential, inputs, function.sign * float(units.scale), float(units.location))
+        scale = function.sign * float(units.scale)
+        return ConvexFunction(function.potential, inputs, scale, float(units.location), function.context_units)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """The prediction at points (N, D) in original units, shape (N,)."""
+        """The prediction at points (N, D), and contexts (N, ...), in original units, shape (N,)."""
         return self.function().mean(x, context)

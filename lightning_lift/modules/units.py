@@ -1,6 +1,6 @@
 """The columns and rows that a module was fitted on, beside those of the data that it meets later."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -104,6 +104,26 @@ def warn_of_moved_rows(notes: dict[str, Any], data: Any, split: str) -> None:
             f"{found} of the {total} rows of the {split} split are among the {notes['num_train']} rows that the model "
             f"was trained on ({notes.get(split, 0)} at its fit): the table, its split or data_seed has changed since, "
             "and the figures are too good. Evaluate on the table as it was, or fit again."
+        )
+
+
+def warn_of_raw_units(parts: Mapping[str, Tensor]) -> None:
+    """Warn of columns far from mean 0 and deviation 1, which a start and rates for standard columns train badly on.
+
+    Args:
+        parts: of a batch in training units, (N,) or (N, columns) each, by name.
+    """
+    raw = []
+    for name, part in parts.items():
+        columns = part.detach().double().reshape(len(part), -1)
+        mean, spread = columns.mean(0), columns.std(0, correction=0)
+        far = ((mean.abs() > 3.0 * spread) | (spread > 10.0) | (spread < 0.1)) & (spread > 0.0)
+        raw += [f"{name} (mean {mean[i]:.3g}, deviation {spread[i]:.3g})" for i in far.nonzero()[:1, 0].tolist()]
+    if raw:
+        rank_zero_warn(
+            f"the loader serves {' and '.join(raw)} as they are, and training starts from what suits mean 0 and "
+            "deviation 1: it may end far from the best fit. Take PairsDataModule, or PairsDataModule.from_arrays(x, "
+            "target=y), which standardises and predicts in original units."
         )
 
 

@@ -41,6 +41,8 @@ class ICNN(ConvexNetwork):
             F(x) = softplus(w1) E_0(x) + softplus(w0) |x|^2 / 2 with E_0 the network without its quadratic term and
             free scalars w1, w0 (Huang et al., Convex potential flows, 2021), both factors 1 at the start.
             ``learned_gain``: the same with softplus(10 w), whose scalars keep up with the weights under Adam.
+        strong_convexity_start: k at the start where it is learned. A regression takes a small one: |x|^2 / 2 is of the
+            size of D, and shrinking it would shrink the output scale, and with it every gradient, at the same time.
         divide_by_fan_in: divide T_l and t by the number of units they sum over inside the layer, so that the stored
             weights are of order one at any width.
         weight_init: start of the effective T_l and t. ``scaled``: each weight weight_init_value / fan_in, with A_l, a
@@ -76,6 +78,7 @@ class ICNN(ConvexNetwork):
         widths: Sequence[int] = (64, 64, 64),
         activation: ActivationName = "softplus",
         strong_convexity: float | Literal["learned", "learned_gain"] = "learned_gain",
+        strong_convexity_start: float = 1.0,
         divide_by_fan_in: bool = True,
         weight_init: WeightInit = "scaled",
         weight_init_value: float = math.log(2.0),
@@ -97,6 +100,8 @@ class ICNN(ConvexNetwork):
                 raise ValueError(f"strong_convexity={strong_convexity!r}: give a number >= 0, or one of {known}.")
         elif not (strong_convexity >= 0.0 and math.isfinite(strong_convexity)):
             raise ValueError(f"strong_convexity={strong_convexity}: must be finite and not negative.")
+        if not strong_convexity_start > 0.0:
+            raise ValueError(f"strong_convexity_start={strong_convexity_start}: must be positive.")
         for name, spread in (("free_weight_std", free_weight_std), ("bias_std", bias_std)):
             if spread is not None and not spread >= 0.0:
                 raise ValueError(f"{name}={spread}: a standard deviation cannot be negative.")
@@ -119,8 +124,8 @@ class ICNN(ConvexNetwork):
         self.learned_scales = isinstance(strong_convexity, str)
         if isinstance(strong_convexity, str):
             self._strong_convexity, self._scale_gain = 0.0, _SCALE_GAIN[strong_convexity]
-            start = torch.tensor(math.log(math.expm1(1.0)) / self._scale_gain)
-            self.raw_output_scale, self.raw_strong_convexity = nn.Parameter(start), nn.Parameter(start.clone())
+            starts = (torch.tensor(math.log(math.expm1(f)) / self._scale_gain) for f in (1.0, strong_convexity_start))
+            self.raw_output_scale, self.raw_strong_convexity = map(nn.Parameter, starts)
         else:
             self._strong_convexity = float(strong_convexity)
         self._initialize(weight_init, weight_init_value, free_weight_std, bias_std)
