@@ -26,6 +26,8 @@ from lightning_lift.networks import ICNN, ConvexNetwork
 from lightning_lift.parameterizations import Parameterization
 from lightning_lift.potential import Potential
 
+_CONVEXITY_START = 0.05
+_WISHED = ("intercept", "strong_convexity_start")  # of a network; one of a user's own may have no such options
 _PREDICTED = {"squared": "mean", "absolute": "median", "quantile": "quantile", "poisson": "mean"}
 _PREDICTED |= {"logistic": "probability"}
 _HEADLINES = {"squared": ("mse", "r2"), "absolute": ("mae",), "quantile": ("pinball",), "poisson": ("deviance",)}
@@ -56,8 +58,9 @@ class ConvexRegression(ConvexModule):
         columns: names of the inputs, in the data's order; linked from the data module on the command line.
         context_shape: shape of one row's context, for a network that takes one; linked likewise.
         predict_gradient: let a prediction have its slope in each input beside it, in original units (shadow prices).
-        network: factory of the convex network, called with ``dim`` and ``intercept=True``, and with ``increasing``,
-            ``decreasing`` (positions) and ``context_shape`` where these are given.
+        network: factory of the convex network, called with ``dim``, ``intercept=True`` and a small
+            ``strong_convexity_start`` (where it has these), and with ``increasing``, ``decreasing`` (positions) and
+            ``context_shape`` where these are given.
         parameterization: as for ``ConvexModule``.
         optimizer: as for ``ConvexModule``.
         lr_scheduler: as for ``ConvexModule``.
@@ -93,7 +96,7 @@ class ConvexRegression(ConvexModule):
             raise ValueError(f"quantile={quantile}: give a number between 0 and 1.")
         self.loss_name, self.quantile, self.sign = loss, quantile, -1.0 if concave else 1.0
         rising, falling = (_positions(named, columns, dim) for named in (increasing, decreasing))
-        self._options: dict[str, Any] = {"intercept": True}
+        self._options: dict[str, Any] = {"intercept": True, "strong_convexity_start": _CONVEXITY_START}
         if rising or falling:  # of E = sign * link
             names = ("decreasing", "increasing") if concave else ("increasing", "decreasing")
             self._options |= dict(zip(names, (rising, falling), strict=True))
@@ -113,9 +116,10 @@ class ConvexRegression(ConvexModule):
         Args:
             network: the factory given to the constructor.
         """
-        known = inspect.signature(network).parameters
-        options = {name: value for name, value in self._options.items() if name in known}
-        if lacking := sorted(set(self._options) - set(options) - {"intercept"}):
+        known, own = inspect.signature(network).parameters, getattr(network, "keywords", {})
+        wishes = {k: v for k, v in self._options.items() if k != "strong_convexity_start" or k not in own}
+        options = {name: value for name, value in wishes.items() if name in known}
+        if lacking := sorted(set(wishes) - set(options) - set(_WISHED)):
             raise ValueError(
                 f"the network {getattr(network, 'func', network).__name__} has no {' and no '.join(lacking)}: take an "
                 "ICNN for monotone inputs, a PICNN for a context."

@@ -41,8 +41,6 @@ class ICNN(ConvexNetwork):
             F(x) = softplus(w1) E_0(x) + softplus(w0) |x|^2 / 2 with E_0 the network without its quadratic term and
             free scalars w1, w0 (Huang et al., Convex potential flows, 2021), both factors 1 at the start.
             ``learned_gain``: the same with softplus(10 w), whose scalars keep up with the weights under Adam.
-        strong_convexity_start: k at the start where it is learned. A regression takes a small one: |x|^2 / 2 is of the
-            size of D, and shrinking it would shrink the output scale, and with it every gradient, at the same time.
         divide_by_fan_in: divide T_l and t by the number of units they sum over inside the layer, so that the stored
             weights are of order one at any width.
         weight_init: start of the effective T_l and t. ``scaled``: each weight weight_init_value / fan_in, with A_l, a
@@ -58,6 +56,8 @@ class ICNN(ConvexNetwork):
         increasing: positions of inputs that E never falls in: their columns of A_l and a are nonnegative, and the
             quadratic term leaves them out.
         decreasing: positions of inputs that E never rises in.
+        strong_convexity_start: k at the start where it is learned. A regression takes a small one: |x|^2 / 2 is of the
+            size of D, and shrinking it would shrink the output scale, and with it every gradient, at the same time.
 
     Raises:
         ValueError: a width or dimension below 1, no hidden layer, a negative k or spread, an unknown name, or a
@@ -78,7 +78,6 @@ class ICNN(ConvexNetwork):
         widths: Sequence[int] = (64, 64, 64),
         activation: ActivationName = "softplus",
         strong_convexity: float | Literal["learned", "learned_gain"] = "learned_gain",
-        strong_convexity_start: float = 1.0,
         divide_by_fan_in: bool = True,
         weight_init: WeightInit = "scaled",
         weight_init_value: float = math.log(2.0),
@@ -88,6 +87,7 @@ class ICNN(ConvexNetwork):
         intercept: bool = False,
         increasing: Sequence[int] = (),
         decreasing: Sequence[int] = (),
+        strong_convexity_start: float = 1.0,
     ) -> None:
         super().__init__()
         if dim < 1:

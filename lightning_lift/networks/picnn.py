@@ -134,6 +134,7 @@ class PICNN(ICNN):
         strong_convexity: as for ``ICNN``; the same for every context.
         increasing: as for ``ICNN``.
         decreasing: as for ``ICNN``.
+        strong_convexity_start: as for ``ICNN``.
 
     Raises:
         ValueError: what ``ICNN`` refuses, or a context without numbers.
@@ -153,8 +154,10 @@ class PICNN(ICNN):
         strong_convexity: float | Literal["learned", "learned_gain"] = "learned_gain",
         increasing: Sequence[int] = (),
         decreasing: Sequence[int] = (),
+        strong_convexity_start: float = 1.0,
     ) -> None:
-        super().__init__(dim, widths, activation, strong_convexity, increasing=increasing, decreasing=decreasing)
+        named = {"increasing": increasing, "decreasing": decreasing, "strong_convexity_start": strong_convexity_start}
+        super().__init__(dim, widths, activation, strong_convexity, **named)  # type: ignore[arg-type]
         self.context_shape = tuple(context_shape)
         if min(self.context_shape, default=0) < 1 or context_width < 1:
             raise ValueError(
