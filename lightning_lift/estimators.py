@@ -94,7 +94,7 @@ class _ConvexEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn is 
                 enable_progress_bar=bool(self.verbose),
             )
             trainer.fit(module, data)
-        self.model_ = module.freeze().double()
+        self.model_: Any = module.freeze().double()
 
     def _names(self) -> list[str]:
         """Of the columns of X; their positions where they have none."""
@@ -211,7 +211,7 @@ class ConvexRegressor(RegressorMixin, _ConvexEstimator):  # type: ignore[misc]
         Raises:
             ValueError: rows that are not finite, an unknown column, or an argument out of range.
         """
-        if self.loss == "logistic":
+        if str(self.loss) == "logistic":
             raise ValueError("loss='logistic' is a classifier's: take ConvexClassifier.")
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         X, y, weight = _weighted(X, y, sample_weight)

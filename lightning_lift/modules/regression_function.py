@@ -130,7 +130,7 @@ class FrozenRegression(nn.Module):
         units = function.target_units if function.is_identity else Units(torch.zeros(1), torch.ones(1))
         inputs = Units(*(part.cpu().double() for part in function.units))
         scale = function.sign * float(units.scale)
-        return ConvexFunction(function.potential, inputs, scale, float(units.location), function.context_units)
+        return ConvexFunction(function.potential, inputs, scale, float(units.location), None, function.context_units)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The prediction at points (N, D), and contexts (N, ...), in original units, shape (N,)."""
