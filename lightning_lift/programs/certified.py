@@ -2,19 +2,21 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 from scipy.optimize import Bounds, LinearConstraint, linprog
 from torch import Tensor
 
+from lightning_lift.datamodules.units import Units
 from lightning_lift.networks.activations import ReLU
 from lightning_lift.programs.cvxpy_expression import import_cvxpy, to_cvxpy
 from lightning_lift.programs.function import Array, ConvexFunction, convex_function
 from lightning_lift.programs.linear import linear_program
 
-Constraints = Sequence[LinearConstraint | Bounds]
+Constraints: TypeAlias = Sequence[LinearConstraint | Bounds] | LinearConstraint | Bounds
 
 _ON = 1e-6  # relative distance from a kink or a bound within which a point lies on it
 
@@ -74,22 +76,34 @@ def optimum(
             ``to_cvxpy`` refuses.
         RuntimeError: the solver fails, or its answer is not the network's.
     """
+    if points is not None and points < 1:
+        raise ValueError(f"points={points}: a program has at least one.")
     function = convex_function(model, context)
     shape = (points or 1, function.potential.dim)
     matrix, low, high = _rows(constraints, shape)
+    # Solved in training units, for sign * E alone: a mean of 1e6 or a target of 1e7 is no affair of the solver's.
+    one, factor = np.eye(shape[1]), abs(function.factor)
+    inner = function._replace(
+        units=Units(*map(torch.from_numpy, (0.0 * one[0], one))), factor=function.sign, offset=0.0
+    )
+    location = matrix @ np.tile(function.units.location.numpy(), shape[0])
+    to_original = np.linalg.inv(function.scaling())
+    rows = (matrix @ sp.block_diag([to_original] * shape[0]), low - location, high - location)
     layers = function.layers(shape[0])
     piecewise = isinstance(layers[0].activation, ReLU) or max_error is not None
     is_linear = piecewise and not any(own.curvature.any() for own in layers)
     solve = _by_linprog if is_linear else _by_cvxpy
-    status, x, objective = solve(function, shape, max_error, (matrix, low, high))
+    status, u, objective = solve(inner, shape, None if max_error is None else max_error / factor, rows)
     if status == "infeasible":
         raise ValueError("no point satisfies the constraints: relax them (a density's support is one of them).")
     if status == "unbounded":
         way = "falls" if function.sign > 0 else "rises"
         raise ValueError(f"the function {way} without end inside the constraints: bound x, with Bounds or more rows.")
-    if x is None:
+    if u is None:
         raise RuntimeError(f"the solver ends with {status!r}: rescale x, or use to_cvxpy with another solver.")
-    found = certify(function, x if points else x[0], objective, constraints)
+    x = function.units.location.numpy() + u @ to_original.T
+    objective = function.offset * shape[0] + factor * objective
+    found = certify(function, x if points else x[0], float(objective), constraints)
     allowed = tolerance * (1.0 + abs(found.value)) + (max_error or 0.0) * shape[0]
     if not found.gap <= allowed:
         raise RuntimeError(
@@ -119,12 +133,16 @@ def certify(
     if x.ndim not in (1, 2) or x.shape[-1] != function.potential.dim:
         raise ValueError(f"x of shape {x.shape} does not fit: the network takes {function.potential.dim} inputs.")
     rows = np.atleast_2d(x)
-    matrix, low, high = _rows([*constraints, *_support(function, len(rows))], rows.shape)
+    matrix, low, high = _rows([*_listed(constraints), *_support(function, len(rows))], rows.shape)
     value, _ = function.value_gradient(rows)
     image = matrix @ rows.reshape(-1)
     violation = float(np.concatenate([low - image, image - high, [0.0]]).max())
     residual = _stationarity(function, rows, *_normals(matrix, low, high, image))
     return Optimum(x, float(value.sum()), objective, residual, violation)
+
+
+def _listed(constraints: Constraints) -> Sequence[LinearConstraint | Bounds]:
+    return [constraints] if isinstance(constraints, LinearConstraint | Bounds) else constraints
 
 
 def _support(function: ConvexFunction, points: int) -> list[LinearConstraint]:
@@ -141,7 +159,7 @@ def _rows(constraints: Constraints, shape: tuple[int, int]) -> tuple[sp.csr_arra
     """All constraints as low <= matrix x <= high."""
     size = shape[0] * shape[1]
     parts: list[tuple[Any, Any, Any]] = [(sp.csr_array((0, size)), np.zeros(0), np.zeros(0))]
-    for constraint in constraints:
+    for constraint in _listed(constraints):
         if isinstance(constraint, Bounds):
             matrix: Any = sp.eye_array(size)
         elif isinstance(constraint, LinearConstraint):
@@ -161,6 +179,8 @@ def _rows(constraints: Constraints, shape: tuple[int, int]) -> tuple[sp.csr_arra
             raise ValueError(
                 f"a constraint has {matrix.shape[0]} rows and bounds of another number: {error}."
             ) from error
+        if not np.isfinite(matrix.data).all() or np.isnan(sides).any():
+            raise ValueError("a constraint has entries that are not finite, and only a bound may be infinite.")
         parts.append((matrix, *sides))
     matrices, lows, highs = zip(*parts, strict=True)
     return sp.vstack(matrices).tocsr(), np.concatenate(lows), np.concatenate(highs)

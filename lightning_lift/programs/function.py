@@ -155,6 +155,7 @@ def convex_function(model: Any, context: Tensor | None = None) -> ConvexFunction
         raise TypeError(f"{type(model).__name__} is no convex or concave function of x: give {way}.")
     if context is None:
         return function
+    context = torch.as_tensor(context)
     if function.context_units is not None:
         context = function.context_units.to(context.double()).apply(context.double())
     return function._replace(potential=function.potential.at(context))
@@ -172,6 +173,10 @@ def _layers(potential: Potential) -> Layers:
     constant = float(tensors.output_bias)
     layers = Layers(network.activation, hidden, inputs, biases, output, slope, k.numpy(), constant)
     value = potential.value(trial).numpy()
+    if not np.isfinite(value).all():
+        raise ValueError(
+            f"{type(network).__name__} gives values that are not finite: its weights or its context are not."
+        )
     if not np.allclose(layers.value(trial.numpy()), value, rtol=1e-9, atol=1e-9 * (1 + np.abs(value).max())):
         raise TypeError(
             f"{type(network).__name__} does not compute what its layers say (a forward of its own?): a program of them "

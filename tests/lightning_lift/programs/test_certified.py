@@ -3,9 +3,10 @@ import pytest
 import torch
 from scipy.optimize import Bounds, LinearConstraint, NonlinearConstraint, minimize
 
+from lightning_lift.datamodules.units import Units
 from lightning_lift.networks import ICNN
 from lightning_lift.potential import Potential
-from lightning_lift.programs import certify, optimum
+from lightning_lift.programs import ConvexFunction, certify, optimum
 from tests.lightning_lift.programs.trained import Frozen, potential, potential_of
 
 
@@ -24,7 +25,7 @@ def test_a_known_minimum_and_its_certificate() -> None:
     assert found.x == pytest.approx([0.3]) and found.value == pytest.approx(0.0, abs=1e-7) and found.residual < 1e-9
     assert certify(distance(), np.array([1.0]), 0.7).residual == pytest.approx(1.0)  # the slope there
     bounded = optimum(distance(), [Bounds(0.5, 2.0)])
-    assert bounded.x == pytest.approx([0.5]) and bounded.residual < 1e-9
+    assert optimum(distance(), Bounds(0.5, 2.0)).x == bounded.x == pytest.approx([0.5]) and bounded.residual < 1e-9
     # a bound on the other side holds nothing back
     assert certify(distance(), np.array([0.5]), 0.2, [Bounds(-1.0, 0.5)]).residual == pytest.approx(1.0)
     outside = certify(distance(), np.array([0.3]), 0.0, [LinearConstraint([[2.0]], 1.0, np.inf)])
@@ -56,6 +57,16 @@ def test_quadratic_terms_and_smooth_networks_agree_with_a_descent_on_the_network
     assert found.gap <= (error or 1e-7) and found.residual < (1e-4 if error is None else 0.1)
 
 
+@pytest.mark.parametrize("activation", ["softplus", "relu"])
+def test_large_means_and_targets_are_no_affair_of_the_solvers(activation: str) -> None:
+    inner = potential(3, activation=activation, strong_convexity=0.1)
+    units = Units(torch.tensor([1e6, -1e5, 0.0]).double(), torch.tensor([1.0, 1e-3, 100.0]).double())
+    far = ConvexFunction(inner, units, 1e4, 1e7)
+    found, near = optimum(far), optimum(inner)
+    np.testing.assert_allclose(far.to_training(found.x[None])[0], near.x, atol=1e-4)
+    assert found.value == pytest.approx(1e7 + 1e4 * near.value, rel=1e-10)
+
+
 def test_several_points_share_constraints() -> None:
     shared = LinearConstraint([[1.0, 1.0]], 1.0, 1.0)  # |x1 - 0.3| + |x2 - 0.3| with x1 + x2 = 1
     found = optimum(distance(), [shared], points=2)
@@ -82,6 +93,14 @@ def test_what_has_no_optimum_is_one_clear_error() -> None:
         optimum(falling, [LinearConstraint(np.eye(3), 0.0, 1.0)])
     with pytest.raises(TypeError, match="NonlinearConstraint is no linear constraint"):
         optimum(falling, [NonlinearConstraint(np.sum, 0.0, 1.0)])
+    with pytest.raises(ValueError, match="a constraint has entries that are not finite"):
+        optimum(falling, LinearConstraint([[1.0, np.nan]], 0.0, 1.0))
+    with pytest.raises(ValueError, match="points=0"):
+        optimum(falling, points=0)
+    broken = potential(2)
+    broken.network.layers[0].bias.data[0] = torch.nan
+    with pytest.raises(ValueError, match="ICNN gives values that are not finite"):
+        optimum(broken)
     with pytest.raises(ValueError, match="the network takes 2 inputs"):
         certify(falling, np.zeros(3), 0.0)
 
