@@ -3,6 +3,7 @@ import pickle
 import sys
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,7 +73,10 @@ def test_npe_trains_samples_and_evaluates(trained: tuple[NPE, DirectPosterior]) 
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_sbi_does_with_a_posterior(trained: tuple[NPE, DirectPosterior]) -> None:
+def test_what_sbi_does_with_a_posterior(
+    trained: tuple[NPE, DirectPosterior], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where a loaded NPE logs
     inference, posterior = trained
     theta, x = simulations(120, seed=1)
     observed = torch.tensor([1.0, -0.5])
