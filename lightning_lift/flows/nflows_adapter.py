@@ -189,6 +189,7 @@ def make_flow(
     dropout: float = 0.0,
     batch_norm: bool = False,
     mixing: Mixing = "paper",
+    context_features: int | None = None,
 ) -> Flow:
     """Make a flow of nflows with a standard normal base, as its paper builds it.
 
@@ -207,6 +208,7 @@ def make_flow(
         mixing: what goes before each transform: ``none``, ``reverse`` or ``random`` permutation, ``lu`` (a random
             permutation and a linear layer by its LU factors); ``paper`` is ``reverse`` for MAF, ``none`` for RealNVP,
             ``lu`` for splines.
+        context_features: numbers of a context that every conditioning network sees too; None for no context.
 
     Returns:
         An ``nflows.flows.Flow`` on (N, D).
@@ -234,7 +236,8 @@ def make_flow(
     layers: list[Any] = []
     for index in range(num_layers):
         layers += _mixing_layers(mixing, dim)
-        layers.append(_layer(kind, dim, index, hidden_features, num_blocks, num_bins, tail_bound, dropout))
+        sizes = (hidden_features, num_blocks, num_bins, tail_bound, dropout, context_features)
+        layers.append(_layer(kind, dim, index, *sizes))
         if batch_norm:
             norm = _BatchNorm(dim)
             norm.running_var.fill_(1.0)  # it starts at 0: an evaluation before the first step would divide by 1e-5
@@ -242,38 +245,40 @@ def make_flow(
     return Flow(CompositeTransform(layers), _StandardNormal([dim]))
 
 
-def to_noise(flow: Flow, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows to base noise, with the log-determinant: shapes (N, D) to (N, D) and (N,)."""
-    return flow._transform(x)  # type: ignore[no-any-return]
+def to_noise(flow: Flow, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Rows to base noise, with the log-determinant: shapes (N, D) to (N, D) and (N,), at contexts (N, C)."""
+    return flow._transform(x, context=context)  # type: ignore[no-any-return]
 
 
-def to_data(flow: Flow, noise: Tensor) -> tuple[Tensor, Tensor]:
+def to_data(flow: Flow, noise: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Base noise to rows, with the log-determinant of that direction: shapes (N, D) to (N, D) and (N,).
 
     Differentiable. nflows' splines end in an AssertionError where round-off makes a discriminant negative.
     """
-    return flow._transform.inverse(noise)  # type: ignore[no-any-return]
+    return flow._transform.inverse(noise, context=context)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
-def base_to_data(flow: Flow, noise: Tensor) -> Tensor:
+def base_to_data(flow: Flow, noise: Tensor, context: Tensor | None = None) -> Tensor:
     """Base noise to rows without gradient, in float64 where float32 fails.
 
     Args:
         flow: in evaluation mode.
         noise: shape (N, D).
+        context: shape (N, C), for a flow that takes one.
 
     Returns:
         Shape (N, D), in the dtype of ``noise``; not finite where float64 fails too.
     """
     try:
-        x, _ = to_data(flow, noise)
+        x, _ = to_data(flow, noise, context)
         if bool(x.isfinite().all()):
             return x
     except AssertionError:  # a discriminant that round-off made negative
         pass
     try:
-        return to_data(copy.deepcopy(flow).double(), noise.double())[0].to(noise.dtype)
+        entries = None if context is None else context.double()
+        return to_data(copy.deepcopy(flow).double(), noise.double(), entries)[0].to(noise.dtype)
     except AssertionError:
         return torch.full_like(noise, torch.nan)
 
@@ -291,13 +296,14 @@ def _attached(flow_map: FlowMap, x: Tensor, y: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def draw_samples(flow: Flow, num_samples: int, generator: torch.Generator) -> Tensor:
+def draw_samples(flow: Flow, num_samples: int, generator: torch.Generator, context: Tensor | None = None) -> Tensor:
     """Independent draws from a flow of ``make_flow``; unlike nflows' own, they come from a generator.
 
     Args:
         flow: in evaluation mode.
         num_samples: how many, n.
         generator: of the noise, on the CPU, so that a seed gives the same draws everywhere.
+        context: one a draw, shape (n, C), for a flow that takes one.
 
     Returns:
         Shape (n, D), in the precision and on the device of the flow.
@@ -309,7 +315,7 @@ def draw_samples(flow: Flow, num_samples: int, generator: torch.Generator) -> Te
     tensors = [tensor for tensor in (*flow.parameters(), *flow.buffers()) if tensor.is_floating_point()]
     dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     noise = torch.randn(num_samples, *flow._distribution._shape, generator=generator, dtype=dtype)
-    x = base_to_data(flow, noise.to(tensors[0].device))
+    x = base_to_data(flow, noise.to(tensors[0].device), context)
     failed = int((~x.isfinite().all(1)).sum())
     if failed:
         raise RuntimeError(
@@ -378,16 +384,30 @@ def _mixing_layers(mixing: Mixing, dim: int) -> list[Any]:
 
 
 def _layer(
-    kind: FlowKind, dim: int, index: int, hidden: int, num_blocks: int, num_bins: int, tail_bound: float, dropout: float
+    kind: FlowKind,
+    dim: int,
+    index: int,
+    hidden: int,
+    num_blocks: int,
+    num_bins: int,
+    tail_bound: float,
+    dropout: float,
+    context: int | None,
 ) -> Any:
     if kind == "maf":
         return MaskedAffineAutoregressiveTransform(
-            dim, hidden, num_blocks=num_blocks, use_residual_blocks=False, dropout_probability=dropout
+            dim,
+            hidden,
+            context_features=context,
+            num_blocks=num_blocks,
+            use_residual_blocks=False,
+            dropout_probability=dropout,
         )
     if kind == "rq_nsf_autoregressive":
         return MaskedPiecewiseRationalQuadraticAutoregressiveTransform(
             dim,
             hidden,
+            context_features=context,
             num_bins=num_bins,
             tails="linear",
             tail_bound=tail_bound,
@@ -398,7 +418,7 @@ def _layer(
 
     def network(features: int, outputs: int) -> nn.Module:
         net: nn.Module = ResidualNet(
-            features, outputs, hidden, num_blocks=num_blocks, activation=F.relu, dropout_probability=dropout
+            features, outputs, hidden, context, num_blocks, activation=F.relu, dropout_probability=dropout
         )
         return net
 

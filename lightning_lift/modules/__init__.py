@@ -4,6 +4,7 @@ from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.classifier import ReLUClassifier
 from lightning_lift.modules.conditional_density import ConditionalDensityTask
 from lightning_lift.modules.conditional_flow import ConditionalConvexFlow
+from lightning_lift.modules.conditional_normalizing_flow import ConditionalNormalizingFlow
 from lightning_lift.modules.density import DensityModule, DensityTask
 from lightning_lift.modules.divergence import DivergenceError
 from lightning_lift.modules.energy import LogConcaveEBM
@@ -27,6 +28,7 @@ from lightning_lift.modules.task import TaskModule
 __all__ = [
     "ConditionalConvexFlow",
     "ConditionalDensityTask",
+    "ConditionalNormalizingFlow",
     "ConvexModule",
     "ConvexPotentialFlow",
     "ConvexRegression",

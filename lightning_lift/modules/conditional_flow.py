@@ -173,5 +173,6 @@ class ConditionalConvexFlow(GradientFlow, ConditionalDensityTask):
 
     def frozen(self) -> FrozenConditionalFlow:
         """The density under the weights of evaluation, with ``log_prob`` and ``sample`` at contexts, original units."""
-        parts = (self.location, self.scale, self.logdet)
-        return FrozenConditionalFlow(self.flow_map(), *parts, self.context_units(), self.support)
+        frozen = FrozenConditionalFlow(self.flow_map(), self.location, self.scale, self.logdet)
+        frozen.keep_units(self.context_units(), self.support)
+        return frozen

@@ -222,43 +222,38 @@ class FrozenFlow(FrozenMap, FrozenDistribution):
         return all_points(self.flow_map().inverse(noise.to(self.location.device, self._dtype)))
 
 
-class FrozenConditionalFlow(ConditionalUnits, FrozenMap):
-    """A conditional convex flow with constant weights.
+class FrozenConditional(ConditionalUnits, FrozenUnits, ABC):
+    """A conditional density with constant weights.
 
-    Args:
-        flow: the map from training units to noise, at no context yet; copied.
-        location: of x, shape (D,); original = location + scale * training.
-        scale: of x, shape (D,).
-        logdet: how the log-determinant is computed; under ``torch.export`` it is exact.
-        context_units: of the context; None where training units are the original ones.
-        support: low and high row in training units, shape (2, D), infinite where open.
+    Subclass requirements: ``log_prob_scaled`` and ``sample_scaled``; the constructor calls ``keep_units``.
     """
 
     context_location: Tensor
     context_scale: Tensor
 
-    def __init__(
-        self,
-        flow: FlowMap,
-        location: Tensor,
-        scale: Tensor,
-        logdet: LogDet,
-        context_units: Units | None,
-        support: Tensor,
-    ) -> None:
-        super().__init__(flow, location, scale, logdet)
+    def keep_units(self, context_units: Units | None, support: Tensor) -> None:
+        """Keep what belongs to the data as buffers.
+
+        Args:
+            context_units: of the context; None where training units are the original ones.
+            support: low and high row in training units, shape (2, D), infinite where open.
+        """
         self._has_context_units = context_units is not None
         named = {} if context_units is None else context_units._asdict()
         for name, tensor in {"support": support, **{f"context_{key}": part for key, part in named.items()}}.items():
-            self.register_buffer(name, tensor.detach().clone().to(location.device))
+            self.register_buffer(name, tensor.detach().clone().to(self.location.device))
+
+    def context_units(self) -> Units | None:
+        """Those that the weights were fitted in."""
+        return Units(self.context_location, self.context_scale) if self._has_context_units else None
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         """``log_prob``: what ``torch.export`` exports."""
         return self.log_prob(x, context)
 
-    def context_units(self) -> Units | None:
-        """Those that the weights were fitted in."""
-        return Units(self.context_location, self.context_scale) if self._has_context_units else None
+
+class FrozenConditionalFlow(FrozenConditional, FrozenMap):
+    """A conditional convex flow with constant weights; its map is at no context yet."""
 
     def log_prob_scaled(self, x: Tensor, context: Tensor) -> Tensor:
         """The log-density in training units, shape (N, D) to (N,), at contexts (N, ...) or (1, ...)."""

@@ -184,12 +184,7 @@ class FrozenNormalizingFlow(FrozenDistribution):
 
     def __init__(self, flow: Flow, location: Tensor, scale: Tensor) -> None:
         super().__init__(location, scale, next(flow.parameters()))
-        self.flow = copy.deepcopy(flow)
-        for module in self.flow.modules():
-            for name, parameter in list(module._parameters.items()):
-                if parameter is not None:
-                    del module._parameters[name]
-                    module.register_buffer(name, parameter.detach())
+        self.flow = constant_(copy.deepcopy(flow))
         self.eval()
 
     def log_prob_scaled(self, x: Tensor) -> Tensor:
@@ -200,3 +195,13 @@ class FrozenNormalizingFlow(FrozenDistribution):
     def sample_scaled(self, num_samples: int, generator: torch.Generator) -> Tensor:
         """The flow's draws in training units, shape (n, D)."""
         return draw_samples(self.flow, num_samples, generator)
+
+
+def constant_(flow: Flow) -> Flow:
+    """The flow itself, its parameters now buffers."""
+    for module in flow.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                del module._parameters[name]
+                module.register_buffer(name, parameter.detach())
+    return flow
