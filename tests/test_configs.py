@@ -51,7 +51,8 @@ def test_fit_then_test(config: Path) -> None:
     directory = Path(cli.trainer.loggers[0].log_dir)
     record = json.loads((directory / "metrics.json").read_text())
     assert directory.parts[:2] == ("runs", config.stem)
-    assert ("test/loss" if config.stem.startswith("autoencoder") else "test/nll") in record["metrics"]
+    is_density = not config.stem.startswith(("autoencoder", "regression"))
+    assert ("test/nll" if is_density else "test/loss") in record["metrics"]
     assert record["steps"] == 3
     callbacks = {entry["class_path"] for entry in settings["trainer"]["callbacks"]}
     for callback in callbacks & FIGURES.keys():

@@ -116,14 +116,19 @@ class ConvexRegression(ConvexModule):
         Args:
             network: the factory given to the constructor.
         """
-        known, own = inspect.signature(network).parameters, getattr(network, "keywords", {})
-        wishes = {k: v for k, v in self._options.items() if k != "strong_convexity_start" or k not in own}
-        options = {name: value for name, value in wishes.items() if name in known}
-        if lacking := sorted(set(wishes) - set(options) - set(_WISHED)):
+        # the command line's factories are partials of its own caller, with the class among their arguments
+        named = [part for part in getattr(network, "args", ()) if isinstance(part, type)]
+        made_of: Any = named[0] if named else getattr(network, "func", network)
+        known = inspect.signature(made_of).parameters
+        options = {name: value for name, value in self._options.items() if name in known}
+        if lacking := sorted(set(self._options) - set(options) - set(_WISHED)):
             raise ValueError(
-                f"the network {getattr(network, 'func', network).__name__} has no {' and no '.join(lacking)}: take an "
-                "ICNN for monotone inputs, a PICNN for a context."
+                f"the network {made_of.__name__} has no {' and no '.join(lacking)}: take an ICNN for monotone inputs, "
+                "a PICNN for a context."
             )
+        start = getattr(network, "keywords", {}).get("strong_convexity_start", 1.0)
+        if "strong_convexity_start" in options and start != known["strong_convexity_start"].default:
+            del options["strong_convexity_start"]  # set by the user
         made = network(self.dim, **options)
         if (made.context_shape is None) != ("context_shape" not in options):
             raise ValueError(f"{type(made).__name__} takes a context: state the rows' context_shape.")
