@@ -150,7 +150,7 @@ def draw_marginals(picture: MarginalPicture) -> Figure:
     said = of_samples
     if picture.rows is not None:
         said = f"{of_samples} below the diagonal, {of_rows} above" if count > 1 else f"{of_samples} and {of_rows}"
-    figure.suptitle(f"{picture.title}: {said}")
+    figure.suptitle(f"{picture.title}\n{said}", fontsize="medium")  # two lines: a figure of two columns is narrow
     return figure
 
 
