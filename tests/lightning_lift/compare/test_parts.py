@@ -1,20 +1,24 @@
 """A comparison of a task with a target: its own metric, one start and one order of rows, what a lift shows."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from lightning_lift.compare import RunRecord, RunSpec, parse_arm, read_config, resolve
+from lightning_lift.compare import RunRecord, RunSpec, make, parse_arm, read_config, resolve
 from lightning_lift.compare.records import monitored
 from lightning_lift.compare.report.results import Comparison
 from lightning_lift.compare.run import run
+from lightning_lift.modules import ConvexRegression
 
 CONFIG = """
 trainer: {accelerator: cpu, max_steps: 12}
 model:
   class_path: ConvexRegression
   init_args:
+    increasing: [0]
     network: {class_path: ICNN, init_args: {widths: [8]}}
 data:
   class_path: PairsDataModule
@@ -52,3 +56,10 @@ def test_the_task_says_which_metric_chooses_and_which_are_reported(records: dict
     comparison = Comparison.of({}, list(records.values()))
     assert comparison.monitor == "val/loss"
     assert comparison.headlines == ["test/mse", "test/r2"]
+
+
+def test_the_command_lines_factory_is_told_what_the_regression_wants(records: dict[str, RunRecord]) -> None:
+    module = make(dataclasses.replace(records["lift"].spec, steps=2))[0]
+    assert isinstance(module, ConvexRegression)
+    assert isinstance(module.network.output_bias, torch.nn.Parameter)
+    assert "output_monotone_weight" in module.network.nonnegative_names()
