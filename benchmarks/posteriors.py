@@ -228,22 +228,26 @@ def report(results: list[tuple[Job, Job]]) -> str:
         f"{datetime.date.today()}. Mean over the seeds (of data, start and order), standard error over them, the "
         "largest. What each figure is stands at the head of the script; seconds are processor time of the training.",
         "",
-        "| task | simulations | seeds | figure | mean | standard error | largest | asked |",
-        "|---|---|---|---|---|---|---|---|",
+        "| task | simulations | settings | seeds | figure | mean | standard error | largest | asked |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    groups: dict[tuple[str, int, int], list[tuple[Job, Job]]] = {}
+    groups: dict[str, list[tuple[Job, Job]]] = {}
     for job, result in results:
-        groups.setdefault((job["task"], job["simulations"], job.get("classifiers", 0)), []).append((job, result))
-    for (task, simulations, classifiers), runs in groups.items():
+        same = {name: value for name, value in job.items() if name not in ("seed", "references")}
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append((job, result))
+    for runs in groups.values():
+        job = runs[0][0]
+        task, simulations, network = job["task"], job["simulations"], job["network"]
+        settings = f"{job['blocks']} blocks, dropout {network.get('context_dropout', 0.0)}, {job['steps']} steps"
+        if "classifiers" in job:
+            settings += f", classifier seeds: {job['classifiers']}"
         seeds = " ".join(str(job["seed"]) for job, _ in runs)
-        if classifiers not in (0, 5):
-            seeds += f" (of each classifier {classifiers})"
         for figure in runs[0][1]:
             values = [float(result[figure]) for _, result in runs]
             error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
             asked = BOUNDS.get((task, figure), "") if simulations >= 10_000 else ""
             numbers = f"{statistics.mean(values):.4g} | {error:.2g} | {max(values):.4g}"
-            lines.append(f"| {task} | {simulations} | {seeds} | {figure} | {numbers} | {asked} |")
+            lines.append(f"| {task} | {simulations} | {settings} | {seeds} | {figure} | {numbers} | {asked} |")
     return "\n".join(lines) + "\n"
 
 
