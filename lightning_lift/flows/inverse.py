@@ -17,6 +17,8 @@ InverseMethod = Literal["auto", "newton", "newton_cg"]
 
 _INVERSES_AT_ONCE = 1 << 23  # numbers in the inverse Hessians of the rows that are solved together
 _MIN_REFERENCES, _MAX_REFERENCES, _ROWS_PER_REFERENCE = 16, 512, 8
+_DISTANCE = 0.2  # of the tolerance, relative to 1 + |x|: what float32 may leave between x and the solution
+_FINER = 1e-3  # of the tolerance: where float64 takes over
 _ROUGH_TOLERANCE = 1e-2  # of the float32 solve that starts one in float64
 
 
@@ -145,33 +147,36 @@ def _invert_together(
 def _polish(solver: NewtonSolver, tolerance: float, max_iterations: int) -> Tensor:
     """Solve in float64 those rows that float32 leaves short of the goal and round them; the rows that were found.
 
-    Every residual becomes that of the float32 point in float64: measured in float32, one near round-off is luck.
+    Every residual becomes that of the float32 point in float64: measured in float32, one near round-off is luck. Where
+    the Hessian is small, a small residual is still a large distance from the solution: such rows are solved too.
     """
     potential = solver.potential.to(torch.float64)
     short = solver.residual > solver.goal
-    solver.residual = _residual(potential, solver.best, solver.y)
+    gap = _gap(potential, solver.best, solver.y)
+    solver.residual = gap.norm(dim=1).to(solver.y)
+    short |= solver.distance(gap.to(solver.y)) > _DISTANCE * tolerance * (1.0 + solver.best.norm(dim=1))
     found: Tensor = solver.residual <= solver.limit
     rows = ((short | ~found) & torch.isfinite(solver.residual)).nonzero().squeeze(1)
     if len(rows):
         some = potential.rows(rows)
-        fine = NewtonSolver(some, solver.y[rows].double(), tolerance, solver.method, solver.best[rows].double())
+        finer = _FINER * tolerance
+        fine = NewtonSolver(some, solver.y[rows].double(), finer, solver.method, solver.best[rows].double())
         fine.solve(max_iterations)
         rounded = fine.best.to(solver.best)
-        residual = _residual(some, rounded, solver.y[rows])
-        solved = fine.residual <= fine.limit
-        better = (residual < solver.residual[rows]) | (solved & ~found[rows])
+        residual = _gap(some, rounded, solver.y[rows]).norm(dim=1).to(rounded)
+        solved = fine.residual <= solver.limit[rows]
+        better = (residual < solver.residual[rows]) | (solved & (~found[rows] | (residual <= solver.limit[rows])))
         solver.best[rows[better]], solver.residual[rows[better]] = rounded[better], residual[better]
         solver.iterations[rows] += fine.iterations
         found[rows] |= solved
     return found
 
 
-def _residual(potential: Potential, x: Tensor, y: Tensor) -> Tensor:
-    """|grad F(x) - y| in the potential's float64, rounded: shape (N,)."""
+def _gap(potential: Potential, x: Tensor, y: Tensor) -> Tensor:
+    """grad F(x) - y in the potential's float64: shape (N, D)."""
     parts = [slice(start, start + 1024) for start in range(0, max(len(x), 1), 1024)]
     gradients = [potential.rows(part).gradient(x[part].double()) for part in parts]
-    residual: Tensor = (torch.cat(gradients) - y.double()).norm(dim=1).to(x.dtype)
-    return residual
+    return torch.cat(gradients) - y.double()
 
 
 def _solve(

@@ -86,6 +86,15 @@ class NewtonSolver:
         self._inverse.copy_(other._inverse)
         self._outdated = ~usable
 
+    def distance(self, gap: Tensor) -> Tensor:
+        """How far ``best`` with these residuals (N, D) is from the solutions, by its Hessian; 0 without: (N,)."""
+        if self.method != "newton":
+            return torch.zeros_like(self.residual)
+        self.x = self.best.clone()
+        self._refresh(torch.arange(len(gap), device=gap.device))
+        distance: Tensor = (self._inverse @ gap.unsqueeze(2)).squeeze(2).norm(dim=1)
+        return distance
+
     def start_near(self, other: "NewtonSolver") -> None:
         """Start each row from the solved row of another problem whose y is nearest, and its inverse Hessian."""
         solved = (other.residual <= other.limit).nonzero().squeeze(1)

@@ -312,3 +312,15 @@ def test_each_row_is_solved_at_its_own_context(method, dtype):
     torch.testing.assert_close(found.x[5:6], alone.x, rtol=1e-4, atol=1e-4)
     error = (found.x - x).norm(dim=1) / (1.0 + x.norm(dim=1))
     assert error.max() < (1e-5 if dtype == torch.float32 else 1e-9)
+
+
+def test_a_small_hessian_leaves_no_unflagged_error():
+    torch.manual_seed(0)
+    network = ICNN(3, (32, 32), activation="gaussian_softplus", strong_convexity=1e-3)
+    potential = potential_of(network)
+    y = potential.gradient(4.0 * torch.randn(2000, 3)).detach()
+    exact = invert(potential.to(torch.float64), y.double()).x
+    found = invert(potential, y)
+    error = (found.x.double() - exact).norm(dim=1) / (1.0 + exact.norm(dim=1))
+    assert found.converged.double().mean() > 0.99
+    assert error[found.converged].max() < 1e-5
