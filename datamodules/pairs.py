@@ -151,6 +151,8 @@ class PairsDataModule(PartsDataModule):
             ValueError: If the values cannot be used, or the rows are too few for the splits.
         """
         splits, self.row_numbers = self._source.read(self._fractions, self.data_seed)
+        if "train" in splits:
+            self._judge(splits["train"])
         served = self.standardize(splits, self._standardize)
         self.row_marks = {}
         for name, columns in self._source.names.items():
@@ -160,8 +162,6 @@ class PairsDataModule(PartsDataModule):
             for key in original.keys() - {"predict"}:  # rows to predict may be those of the fit
                 marks = row_marks(original[key], columns)
                 self.row_marks[key] = self.row_marks[key] + marks if key in self.row_marks else marks
-        if "train" in splits:
-            self._judge(splits["train"])
         return served
 
     def _judge(self, train: Batch) -> None:

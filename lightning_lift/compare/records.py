@@ -39,7 +39,8 @@ def without_modules(text: str) -> str:
     return re.sub(r'"(?:lightning_lift|datamodules)\.(?:\w+\.)*(\w+)"', r'"\1"', text)
 
 
-_LATER = {"intercept": False}  # arguments that records of earlier versions do not have, where they change nothing
+# Arguments that records of earlier versions do not have, where they change nothing.
+_LATER = {"intercept": False, "increasing": [], "decreasing": [], "strong_convexity_start": 1.0}
 
 
 @dataclass(frozen=True)
