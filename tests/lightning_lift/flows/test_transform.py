@@ -16,6 +16,7 @@ from lightning_lift.flows.transform import (
     standard_normal_log_prob,
 )
 from lightning_lift.networks import ICNN, ActNorm, ConvexNetwork
+from lightning_lift.networks.actnorm import Normalization
 from lightning_lift.potential import Potential
 from tests.problems import Quadratic, potential_of
 
@@ -120,10 +121,11 @@ def test_inverse_in_both_precisions(blocks: int) -> None:
 
 def test_points_that_float32_cannot_reach_are_solved_in_float64() -> None:
     torch.manual_seed(0)
-    # A curvature of 1e4 amplifies what the block behind it left over: float32 misses the tolerance.
-    stages = [FlowStage(potential_of(Stretched([3e4, 1.0]))), FlowStage(potential_of(SMALL(2)))]
+    # A curvature of 1e3 amplifies the rounding of points far from its centre: no float32 number meets the tolerance.
+    away = Normalization(torch.tensor([1.0, 0.0]), torch.zeros(2), torch.zeros(2))
+    stages = [FlowStage(potential_of(Stretched([1e3, 1.0])), away), FlowStage(potential_of(SMALL(2)))]
     transform = FlowMap(stages, tolerance=1e-7)
-    x = torch.randn(500, 2) * torch.tensor([1e-3, 1.0])
+    x = torch.randn(500, 2) * torch.tensor([0.03, 1.0]) + away.center
     y = transform.map(x)
     missed = ~transform._solve(y, 1e-7).converged
     assert missed.any()
