@@ -8,7 +8,7 @@ if __name__ != "lightning_lift.datamodules":  # a checkout's own folder, found f
 
 from lightning_lift.datamodules.autoencoder import ConvAutoencoder
 from lightning_lift.datamodules.base import DensityDataModule
-from lightning_lift.datamodules.batches import Batch
+from lightning_lift.datamodules.batches import Batch, TransportBatch
 from lightning_lift.datamodules.beta import BetaDataModule
 from lightning_lift.datamodules.checkerboard import CheckerboardDataModule
 from lightning_lift.datamodules.cifar10 import CIFAR10DataModule
@@ -42,6 +42,12 @@ from lightning_lift.datamodules.simulators import (
 from lightning_lift.datamodules.skew_normal import SkewNormalDataModule
 from lightning_lift.datamodules.swiss_roll import SwissRollDataModule
 from lightning_lift.datamodules.tabular import TabularDataModule
+from lightning_lift.datamodules.transport import TransportDataModule
+from lightning_lift.datamodules.transport_pairs import (
+    GaussianPairDataModule,
+    LogSumExpPairDataModule,
+    W2BenchmarkDataModule,
+)
 from lightning_lift.datamodules.two_moons import TwoMoonsDataModule
 from lightning_lift.datamodules.two_spirals import TwoSpiralsDataModule
 from lightning_lift.datamodules.units import Units
@@ -58,12 +64,14 @@ __all__ = [
     "DensityDataModule",
     "EightGaussiansDataModule",
     "GammaDataModule",
+    "GaussianPairDataModule",
     "GumbelDataModule",
     "HEPMASSDataModule",
     "HalfNormalDataModule",
     "LabelledDataModule",
     "LaplaceDataModule",
     "LinearGaussianDataModule",
+    "LogSumExpPairDataModule",
     "MAFTableDataModule",
     "MNISTDataModule",
     "MNISTLatentsDataModule",
@@ -80,8 +88,11 @@ __all__ = [
     "SkewNormalDataModule",
     "SwissRollDataModule",
     "TabularDataModule",
+    "TransportBatch",
+    "TransportDataModule",
     "TwoMoonsDataModule",
     "TwoMoonsPosteriorDataModule",
     "TwoSpiralsDataModule",
     "Units",
+    "W2BenchmarkDataModule",
 ]

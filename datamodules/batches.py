@@ -26,6 +26,21 @@ class Batch(NamedTuple):
     weight: Tensor | None = None
 
 
+class TransportBatch(NamedTuple):
+    """Rows of two distributions, which need not be as many.
+
+    Attributes:
+        source: rows of P, shape (N, D).
+        target: rows of Q, shape (M, D); None where a map is only applied.
+        positions: of each target row in the training set, (M,) int64, by which a solver finds what it knew of the
+            row; None where rows are not kept.
+    """
+
+    source: Tensor
+    target: Tensor | None = None
+    positions: Tensor | None = None
+
+
 Rows = TypeVar("Rows", Tensor, Batch)
 """Rows alone or rows with parts beside them."""
 
@@ -95,24 +110,62 @@ def _described(batch: Any) -> str:
     return f"{len(batch)} parts" if isinstance(batch, list | tuple) else f"type {type(batch).__name__}"
 
 
-def inputs_of(batch: Tensor | Batch) -> Tensor:
+def as_transport_batch(batch: Any, predicting: bool = False) -> TransportBatch:
+    """What a loader gave, as a task on two distributions takes it.
+
+    Args:
+        batch: a :class:`TransportBatch`; a list, tuple or mapping of its parts in their order or by their names, as
+            Lightning collates them from a ``TensorDataset`` of pairs of rows or from a ``CombinedLoader``.
+        predicting: whether rows of the source alone, or in a list of one, will do.
+
+    Raises:
+        ValueError: a part is missing, unknown, no tensor or no table of rows, or source and target have other columns.
+    """
+    if isinstance(batch, TransportBatch) and (predicting or batch.target is not None):
+        return batch
+    fields = TransportBatch._fields
+    parts = _named(batch, fields)
+    missing = [name for name in fields[: 1 if predicting else 2] if name not in parts]
+    unknown = sorted(set(parts) - set(fields))
+    if missing or unknown:
+        raise ValueError(
+            f"a batch of {_described(batch)} does not fit: the task takes rows of two distributions, (source, target)"
+            + (
+                f", and {', '.join(missing)} is missing."
+                if missing
+                else f", and {', '.join(unknown)} is none of these."
+            )
+        )
+    for name, part in parts.items():
+        if not isinstance(part, Tensor):
+            raise ValueError(f"{name} of the batch is a {type(part).__name__}: give tensors.")
+    made = TransportBatch(**parts)
+    if made.target is not None and (made.source.ndim != 2 or made.target.shape[1:] != made.source.shape[1:]):
+        raise ValueError(
+            f"source of the batch has shape {tuple(made.source.shape)} and target {tuple(made.target.shape)}: give "
+            "rows (N, D) and (M, D) of as many columns."
+        )
+    return made
+
+
+def inputs_of(batch: Tensor | Batch | TransportBatch) -> Tensor:
     """What the network is convex in, shape (N, D)."""
-    return batch if isinstance(batch, Tensor) else batch.x
+    return batch if isinstance(batch, Tensor) else batch.x if isinstance(batch, Batch) else batch.source
 
 
-def context_of(batch: Tensor | Batch | None) -> Tensor | None:
+def context_of(batch: Tensor | Batch | TransportBatch | None) -> Tensor | None:
     """The context, shape (N, ...), or None."""
-    return None if batch is None or isinstance(batch, Tensor) else batch.context
+    return batch.context if isinstance(batch, Batch) else None
 
 
-def parts_of(batch: Tensor | Batch) -> dict[str, Tensor]:
+def parts_of(batch: Tensor | Batch | TransportBatch) -> dict[str, Tensor]:
     """The parts that a batch has, by name."""
     if isinstance(batch, Tensor):
         return {"x": batch}
     return {name: part for name, part in batch._asdict().items() if part is not None}
 
 
-def num_rows(batch: Tensor | Batch) -> int:
+def num_rows(batch: Tensor | Batch | TransportBatch) -> int:
     """How many rows a batch has, N (the length of a named tuple is that of its fields)."""
     return len(inputs_of(batch))
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from lightning_lift.estimators import ConvexClassifier, ConvexRegressor
     from lightning_lift.modules import (
+        BrierMap,
         ConditionalConvexFlow,
         ConvexModule,
         ConvexPotentialFlow,
@@ -43,6 +44,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ICNN",
     "PICNN",
+    "BrierMap",
     "ConditionalConvexFlow",
     "ConvexClassifier",
     "ConvexModule",

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_lift.callbacks._logging import run_directory
-from lightning_lift.datamodules.batches import Batch, num_rows, parts_of
+from lightning_lift.datamodules.batches import Batch, TransportBatch, num_rows, parts_of
 from lightning_lift.datamodules.units import Units
 from lightning_lift.files import whole_file
 
@@ -124,7 +124,7 @@ class PredictionWriter(BasePredictionWriter):
         names = _prediction_names(pl_module)
         if isinstance(prediction, Tensor) and prediction.ndim == 1:
             prediction = prediction[:, None]
-        fits = isinstance(batch, Tensor | Batch) and isinstance(prediction, Tensor)
+        fits = isinstance(batch, Tensor | Batch | TransportBatch) and isinstance(prediction, Tensor)
         if not fits or prediction.shape != (num_rows(batch), len(names)):
             found = tuple(prediction.shape) if isinstance(prediction, Tensor) else type(prediction).__name__
             raise TypeError(
@@ -244,7 +244,9 @@ def _in_order(parts: list[_Part]) -> tuple[Tensor, Tensor, Tensor]:
     return torch.tensor(positions), rows[order], predictions[order]
 
 
-def _original_columns(trainer: L.Trainer, module: L.LightningModule, batch: Tensor | Batch) -> dict[str, Tensor]:
+def _original_columns(
+    trainer: L.Trainer, module: L.LightningModule, batch: Tensor | Batch | TransportBatch
+) -> dict[str, Tensor]:
     """The flat parts of a batch in original units, float64 on the CPU, one column (N,) a name."""
     data = getattr(trainer, "datamodule", None)
     # The rows are in the data module's units, which need not be those that the model was fitted in.
@@ -268,7 +270,11 @@ def _original_columns(trainer: L.Trainer, module: L.LightningModule, batch: Tens
 
 def _column_names(trainer: L.Trainer, field: str, size: int) -> list[str]:
     data = getattr(trainer, "datamodule", None)
-    names = getattr(data, "columns", None) if field == "x" else (getattr(data, "field_columns", None) or {}).get(field)
+    names = (
+        getattr(data, "columns", None)
+        if field in ("x", "source")
+        else (getattr(data, "field_columns", None) or {}).get(field)
+    )
     if names is not None and len(names) == size:
         return [str(name) for name in names]
     return [field] if size == 1 and field != "x" else [f"{field}{i + 1}" for i in range(size)]

@@ -41,6 +41,7 @@ def without_modules(text: str) -> str:
 
 # Arguments that records of earlier versions do not have, where they change nothing.
 _LATER = {"intercept": False, "increasing": [], "decreasing": [], "strong_convexity_start": 1.0}
+_LATER |= {"output_scale_start": 1.0}
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,13 @@ class ConvexConjugate(NamedTuple):
     inverse: InverseResult
 
 
-def _resolve(method: InverseMethod, dim: int) -> NewtonMethod:
+def newton_method(dim: int, method: InverseMethod = "auto") -> NewtonMethod:
+    """The way in which points of a dimension are solved.
+
+    Args:
+        dim: D.
+        method: ``auto`` for Hessians where they can be had, products with them above (see ``choose_logdet``).
+    """
     if method == "auto":
         return "newton" if choose_logdet(dim) == "exact" else "newton_cg"
     return method
@@ -110,7 +116,7 @@ def invert(
     relative = default_tolerance(target.dtype) if tolerance is None else tolerance
     with torch.autocast(device_type=y.device.type, enabled=False):
         size = max(1, _INVERSES_AT_ONCE // potential.dim**2)
-        solver = _resolve(method, potential.dim)
+        solver = newton_method(potential.dim, method)
         pieces = []
         for begin in range(0, max(len(target), 1), size):
             rows = slice(begin, begin + size)
@@ -249,7 +255,7 @@ class _InverseHessian(torch.autograd.Function):
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None, None, None]:
         (x,) = ctx.saved_tensors
         with torch.autocast(device_type=x.device.type, enabled=False):
-            if _resolve(ctx.method, x.shape[1]) == "newton_cg":
+            if newton_method(x.shape[1], ctx.method) == "newton_cg":
                 tolerance = math.sqrt(default_tolerance(x.dtype))
                 solved = conjugate_gradients(ctx.potential.linearize(x), cotangent, tolerance, 4 * x.shape[1] + 20)
                 return solved.solution, None, None, None

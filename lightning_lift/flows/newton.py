@@ -33,8 +33,11 @@ class NewtonSolver:
         tolerance: of the residual relative to 1 + |y|.
         method: ``newton`` or ``newton_cg``.
         start: first x, shape (N, D); None for 0.
+        inverse: inverse Hessians to begin with, shape (N, D, D), such as an earlier solver's of these rows; kept for as
+            long as they serve. None to take them at ``start``.
 
     Attributes:
+        inverse: of the Hessian near each x, shape (N, D, D); (N, 0, 0) for ``newton_cg``.
         best: the x with the smallest residual so far, shape (N, D).
         residual: |grad F(best) - y|, shape (N,).
         limit: tolerance * (1 + |y|), shape (N,).
@@ -48,6 +51,7 @@ class NewtonSolver:
         tolerance: float,
         method: NewtonMethod,
         start: Tensor | None = None,
+        inverse: Tensor | None = None,
     ) -> None:
         self.potential, self.y, self.method = potential, y, method
         scale = 1.0 + y.norm(dim=1)
@@ -57,8 +61,8 @@ class NewtonSolver:
         self.iterations = torch.zeros_like(self.limit, dtype=torch.long)
         self.piece = rows_at_once(y.shape[1])
         size = y.shape[1] if method == "newton" else 0
-        self._inverse = y.new_zeros(len(y), size, size)
-        self._outdated = torch.ones_like(self.limit, dtype=torch.bool)
+        self.inverse = y.new_zeros(len(y), size, size) if inverse is None else inverse
+        self._outdated = torch.full_like(self.limit, inverse is None, dtype=torch.bool)
         if start is None:
             self._place(torch.zeros_like(y[:1]), torch.zeros_like(self.iterations))
         else:
@@ -83,7 +87,7 @@ class NewtonSolver:
         other._refresh(rows)
         self._place(torch.where(usable.unsqueeze(1), other.best.to(self.x), self.x))
         self.iterations += other.iterations
-        self._inverse.copy_(other._inverse)
+        self.inverse.copy_(other.inverse)
         self._outdated = ~usable
 
     def distance(self, gap: Tensor) -> Tensor:
@@ -92,7 +96,7 @@ class NewtonSolver:
             return torch.zeros_like(self.residual)
         self.x = self.best.clone()
         self._refresh(torch.arange(len(gap), device=gap.device))
-        distance: Tensor = (self._inverse @ gap.unsqueeze(2)).squeeze(2).norm(dim=1)
+        distance: Tensor = (self.inverse @ gap.unsqueeze(2)).squeeze(2).norm(dim=1)
         return distance
 
     def start_near(self, other: "NewtonSolver") -> None:
@@ -103,7 +107,7 @@ class NewtonSolver:
         known = other.y[solved]
         nearest = torch.cat([torch.cdist(rows, known).argmin(1) for rows in self.y.split(4096)])
         self._place(other.best[solved], nearest)
-        self._inverse = other._inverse[solved[nearest]]
+        self.inverse = other.inverse[solved[nearest]]
         self._outdated = other._outdated[solved[nearest]]
 
     def _evaluate(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -147,7 +151,7 @@ class NewtonSolver:
         By the BFGS formula, which keeps them positive definite (Nocedal & Wright, 2006, equation 6.17).
         """
         step, change = self.x[rows] - x, self.gradient[rows] - gradient
-        inverse = self._inverse[rows]
+        inverse = self.inverse[rows]
         image = (inverse @ change.unsqueeze(2)).squeeze(2)
         curvature = (step * change).sum(1, keepdim=True)
         known = curvature > 0  # not so only at round-off
@@ -155,7 +159,7 @@ class NewtonSolver:
         bend = 0.5 * rate * (1.0 + rate * (change * image).sum(1, keepdim=True))
         side = bend * step - rate * image
         left, right = torch.stack([step, side], 2), torch.stack([side, step], 1)
-        self._inverse[rows] = torch.baddbmm(inverse, left, right)
+        self.inverse[rows] = torch.baddbmm(inverse, left, right)
 
     def _step(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """One damped step of these rows: its length (0: none was found), and whether F still resolves the decrease."""
@@ -204,14 +208,14 @@ class NewtonSolver:
             ]
             return torch.cat([part.solution for part in parts])
         self._refresh(rows[self._outdated[rows]])
-        direction: Tensor = -(self._inverse[rows] @ gradient.unsqueeze(2)).squeeze(2)
+        direction: Tensor = -(self.inverse[rows] @ gradient.unsqueeze(2)).squeeze(2)
         return direction
 
     def _refresh(self, rows: Tensor) -> None:
         """New inverse Hessians at these rows."""
         for part in rows.split(self.piece):
             if len(part):
-                self._inverse[part] = torch.cholesky_inverse(factorize(self.potential.rows(part).hessian(self.x[part])))
+                self.inverse[part] = torch.cholesky_inverse(factorize(self.potential.rows(part).hessian(self.x[part])))
 
 
 def rows_at_once(dim: int) -> int:

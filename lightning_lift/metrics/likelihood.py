@@ -1,23 +1,12 @@
 """Negative log-likelihood and its standard error, as torchmetrics."""
 
-import torch
 from torch import Tensor
-from torchmetrics import Metric
 
-from lightning_lift.metrics.functional import mean_standard_error, merge_moments, moments
+from lightning_lift.metrics.row_moments import RowMoments
 
 
-class _LogLikelihoodMoments(Metric):
-    """Count, mean and spread of -log p in one state of three float32 numbers, merged exactly over batches and ranks."""
-
-    full_state_update = False
-    is_differentiable = False
-    moments: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        # One state rather than three sums: the merge needs the three numbers of each rank together.
-        self.add_state("moments", torch.zeros(3), dist_reduce_fx=merge_moments)
+class _LogLikelihoodMoments(RowMoments):
+    """Moments of -log p."""
 
     def update(self, log_prob: Tensor) -> None:
         """Add log-densities.
@@ -30,8 +19,7 @@ class _LogLikelihoodMoments(Metric):
         """
         if log_prob.ndim != 1:
             raise ValueError(f"log_prob of shape {tuple(log_prob.shape)}: must be (N,), one log-density a row.")
-        batch = moments(-log_prob.detach()).to(self.moments)
-        self.moments = merge_moments(torch.stack([self.moments, batch]))
+        super().update(-log_prob)
 
 
 class NegativeLogLikelihood(_LogLikelihoodMoments):
@@ -43,9 +31,9 @@ class NegativeLogLikelihood(_LogLikelihoodMoments):
 
     higher_is_better = False
 
-    def compute(self) -> Tensor:
+    def compute(self) -> Tensor:  # type: ignore[override]  # one number of the two
         """The mean, a scalar."""
-        return torch.where(self.moments[0] > 0, self.moments[1], torch.nan)
+        return super().compute()[0]
 
 
 class NegativeLogLikelihoodStandardError(_LogLikelihoodMoments):
@@ -59,6 +47,6 @@ class NegativeLogLikelihoodStandardError(_LogLikelihoodMoments):
 
     higher_is_better = False
 
-    def compute(self) -> Tensor:
+    def compute(self) -> Tensor:  # type: ignore[override]  # one number of the two
         """The standard error, a scalar."""
-        return mean_standard_error(self.moments)
+        return super().compute()[1]

@@ -24,8 +24,11 @@ from lightning_lift.modules.regression import ConvexRegression
 from lightning_lift.modules.regression_function import FrozenRegression, RegressionFunction
 from lightning_lift.modules.relu_networks import ReLUConvNet, ReLUMLP
 from lightning_lift.modules.task import TaskModule
+from lightning_lift.modules.transport import BrierMap
+from lightning_lift.modules.transport_map import FrozenTransport, TransportMap
 
 __all__ = [
+    "BrierMap",
     "ConditionalConvexFlow",
     "ConditionalDensityTask",
     "ConditionalNormalizingFlow",
@@ -43,6 +46,7 @@ __all__ = [
     "FrozenFlow",
     "FrozenNormalizingFlow",
     "FrozenRegression",
+    "FrozenTransport",
     "GradientFlow",
     "LikelihoodTask",
     "LogConcaveEBM",
@@ -52,4 +56,5 @@ __all__ = [
     "ReLUMLP",
     "RegressionFunction",
     "TaskModule",
+    "TransportMap",
 ]

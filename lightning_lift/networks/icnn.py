@@ -58,6 +58,8 @@ class ICNN(ConvexNetwork):
         decreasing: positions of inputs that E never rises in.
         strong_convexity_start: k at the start where it is learned. A regression takes a small one: |x|^2 / 2 is of the
             size of D, and shrinking it would shrink the output scale, and with it every gradient, at the same time.
+        output_scale_start: factor of E_0 at the start where it is learned. A transport map takes a small one, and with
+            it starts at the identity.
 
     Raises:
         ValueError: a width or dimension below 1, no hidden layer, a negative k or spread, an unknown name, or a
@@ -88,6 +90,7 @@ class ICNN(ConvexNetwork):
         increasing: Sequence[int] = (),
         decreasing: Sequence[int] = (),
         strong_convexity_start: float = 1.0,
+        output_scale_start: float = 1.0,
     ) -> None:
         super().__init__()
         if dim < 1:
@@ -100,8 +103,10 @@ class ICNN(ConvexNetwork):
                 raise ValueError(f"strong_convexity={strong_convexity!r}: give a number >= 0, or one of {known}.")
         elif not (strong_convexity >= 0.0 and math.isfinite(strong_convexity)):
             raise ValueError(f"strong_convexity={strong_convexity}: must be finite and not negative.")
-        if not strong_convexity_start > 0.0:
-            raise ValueError(f"strong_convexity_start={strong_convexity_start}: must be positive.")
+        starts = {"output_scale_start": output_scale_start, "strong_convexity_start": strong_convexity_start}
+        for name, start in starts.items():
+            if not start > 0.0:
+                raise ValueError(f"{name}={start}: must be positive.")
         for name, spread in (("free_weight_std", free_weight_std), ("bias_std", bias_std)):
             if spread is not None and not spread >= 0.0:
                 raise ValueError(f"{name}={spread}: a standard deviation cannot be negative.")
@@ -124,8 +129,8 @@ class ICNN(ConvexNetwork):
         self.learned_scales = isinstance(strong_convexity, str)
         if isinstance(strong_convexity, str):
             self._strong_convexity, self._scale_gain = 0.0, _SCALE_GAIN[strong_convexity]
-            starts = (torch.tensor(math.log(math.expm1(f)) / self._scale_gain) for f in (1.0, strong_convexity_start))
-            self.raw_output_scale, self.raw_strong_convexity = map(nn.Parameter, starts)
+            raw = (torch.tensor(math.log(math.expm1(start)) / self._scale_gain) for start in starts.values())
+            self.raw_output_scale, self.raw_strong_convexity = map(nn.Parameter, raw)
         else:
             self._strong_convexity = float(strong_convexity)
         self._initialize(weight_init, weight_init_value, free_weight_std, bias_std)

@@ -31,7 +31,7 @@ def test_kept_inverses_stay_close_to_the_true_ones() -> None:
         assert (solver.residual <= solver.limit).all()
         assert not solver._outdated.any()
         inverse = torch.linalg.inv(potential.hessian(x))
-    assert float((solver._inverse - inverse).norm() / inverse.norm()) < 1e-2
+    assert float((solver.inverse - inverse).norm() / inverse.norm()) < 1e-2
 
 
 def test_solved_rows_cost_no_iterations() -> None:
@@ -44,3 +44,18 @@ def test_solved_rows_cost_no_iterations() -> None:
         solver = NewtonSolver(potential, potential.gradient(x), 1e-10, "newton", start)
         solver.solve(50)
     assert solver.iterations[3] > 0 and solver.iterations.sum() == solver.iterations[3]
+
+
+def test_a_known_solution_and_inverse_cost_one_look() -> None:
+    torch.manual_seed(0)
+    potential = potential_of(ICNN(3, (16, 16)))
+    y = torch.randn(50, 3)
+    first = NewtonSolver(potential, y, 1e-2, "newton")
+    first.solve(50)
+    again = NewtonSolver(potential, y, 1e-2, "newton", first.best, first.inverse)
+    again.solve(50)
+    assert int(again.iterations.sum()) == 0
+    # nearby rows come in without another Hessian
+    moved = NewtonSolver(potential, y + 0.01, 1e-2, "newton", first.best, first.inverse)
+    moved.solve(50)
+    assert (moved.residual <= moved.limit).all()
