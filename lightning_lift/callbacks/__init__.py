@@ -15,11 +15,27 @@ from lightning_lift.callbacks.sample_distance import SampleDistance
 from lightning_lift.callbacks.shoulder_occupancy import ShoulderOccupancy
 from lightning_lift.callbacks.shoulder_visits import ShoulderVisits
 from lightning_lift.callbacks.trailing_cross_covariance import TrailingCrossCovariance
+from lightning_lift.callbacks.transport_figure import TransportFigure
 from lightning_lift.callbacks.update_noise import UpdateNoise
 from lightning_lift.callbacks.weight_histograms import WeightHistograms
 
 __all__ = [
-    "CrossCovariance", "DensityFigure", "FlowFigure", "LastCheckpoint", "LatentImages", "LatentStep",
-    "PathConditioning", "PeriodicCallback", "PosteriorFigure", "PredictionWriter", "RunSummary", "SampleDistance",
-    "ShoulderOccupancy", "ShoulderVisits", "TrailingCrossCovariance", "UpdateNoise", "WeightHistograms",
+    "CrossCovariance",
+    "DensityFigure",
+    "FlowFigure",
+    "LastCheckpoint",
+    "LatentImages",
+    "LatentStep",
+    "PathConditioning",
+    "PeriodicCallback",
+    "PosteriorFigure",
+    "PredictionWriter",
+    "RunSummary",
+    "SampleDistance",
+    "ShoulderOccupancy",
+    "ShoulderVisits",
+    "TrailingCrossCovariance",
+    "TransportFigure",
+    "UpdateNoise",
+    "WeightHistograms",
 ]  # fmt: skip
