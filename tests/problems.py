@@ -1,7 +1,9 @@
-"""Convex problems with closed forms."""
+"""Convex problems with closed forms, and small files of others'."""
 
+import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -161,3 +163,17 @@ def potential_of(network: ConvexNetwork) -> Potential:
     """The network under its own weights."""
     parameters = dict(network.named_parameters())
     return Potential(network, {name: parameters[name] for name in network.nonnegative_names()})
+
+
+def benchmark_pair(dim: int) -> dict[str, Any]:
+    """Arrays of two small random networks, named as the Wasserstein-2 benchmark's files have them."""
+    normals = functools.partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    arrays = {}
+    for which in ("v1", "v2"):
+        for layer, width in enumerate((6, 5)):
+            name = f"{which}.quadratic_layers.{layer}."
+            arrays[f"{name}quadratic_decomposed"] = normals(dim, 1, width).numpy()
+            arrays[f"{name}weight"], arrays[f"{name}bias"] = normals(width, dim).numpy(), normals(width).numpy()
+        arrays[f"{which}.convex_layers.0.weight"] = normals(5, 6).abs().numpy()
+        arrays[f"{which}.final_layer.weight"] = normals(1, 5).abs().numpy()
+    return arrays

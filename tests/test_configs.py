@@ -4,16 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from lightning_lift.cli import LiftCLI
+from tests.problems import benchmark_pair
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 OVERLAYS = sorted((ROOT / "configs" / "parameterization").glob("*.yaml"))
 FIGURES = {"DensityFigure": "density_test.png", "FlowFigure": "flow_test.png", "LatentImages": "images_test.png"}
-FIGURES["PosteriorFigure"] = "posterior_test.png"
+FIGURES |= {"PosteriorFigure": "posterior_test.png", "TransportFigure": "transport_test.png"}
 SHORT = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "3", "--trainer.limit_val_batches", "2"]
 SHORT += ["--trainer.limit_test_batches", "2"]
 QUIET = [
@@ -35,7 +37,11 @@ def smaller(settings: dict[str, Any]) -> list[str]:
         flags += ["--data.autoencoder_steps", "20"]
     if settings["model"]["class_path"] == "ConditionalConvexFlow":
         flags += ["--data.num_simulations", "600", "--data.num_test", "50", "--data.batch_size", "16"]
-    if settings["model"]["init_args"].get("evaluation"):
+    if settings["model"]["class_path"] == "BrierMap":
+        flags += ["--data.num_source", "2048", "--data.num_target", "2048", "--data.num_test", "500"]
+    if settings["data"]["class_path"] == "W2BenchmarkDataModule":
+        np.savez(settings["data"]["init_args"]["path"], **benchmark_pair(2))
+    if settings["model"].get("init_args", {}).get("evaluation"):
         flags += ["--model.evaluation.num_chains", "64", "--model.evaluation.num_temperatures", "20"]
     return flags
 
@@ -51,8 +57,8 @@ def test_fit_then_test(config: Path) -> None:
     directory = Path(cli.trainer.loggers[0].log_dir)
     record = json.loads((directory / "metrics.json").read_text())
     assert directory.parts[:2] == ("runs", config.stem)
-    is_density = not config.stem.startswith(("autoencoder", "regression"))
-    assert ("test/nll" if is_density else "test/loss") in record["metrics"]
+    kinds = {"autoencoder": "test/loss", "regression": "test/loss", "transport": "test/w2_half_lower"}
+    assert kinds.get(config.stem.partition("_")[0], "test/nll") in record["metrics"]
     assert record["steps"] == 3
     callbacks = {entry["class_path"] for entry in settings["trainer"]["callbacks"]}
     for callback in callbacks & FIGURES.keys():

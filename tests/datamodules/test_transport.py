@@ -1,4 +1,3 @@
-import functools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from lightning_lift.datamodules import (
 )
 from lightning_lift.datamodules.gaussian_maps import balanced_units, gaussian_distance, gaussian_map
 from lightning_lift.datamodules.transport import PairSource
+from tests.problems import benchmark_pair
 
 
 def normal(count: int, dim: int = 2, seed: int = 0) -> Tensor:
@@ -153,17 +153,7 @@ def test_the_known_map_is_the_gradient_of_a_convex_function(make: Any, dim: int)
 
 
 def test_the_benchmark_reads_its_arrays(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    normals = functools.partial(torch.randn, generator=generator)
-    arrays = {}
-    for which in ("v1", "v2"):
-        for layer, width in enumerate((6, 5)):
-            name = f"{which}.quadratic_layers.{layer}."
-            arrays[f"{name}quadratic_decomposed"] = normals(3, 1, width).numpy()
-            arrays[f"{name}weight"], arrays[f"{name}bias"] = normals(width, 3).numpy(), normals(width).numpy()
-        arrays[f"{which}.convex_layers.0.weight"] = normals(5, 6).abs().numpy()
-        arrays[f"{which}.final_layer.weight"] = normals(1, 5).abs().numpy()
-    np.savez(tmp_path / "pair.npz", **arrays)
+    np.savez(tmp_path / "pair.npz", **benchmark_pair(3))
     data = W2BenchmarkDataModule(str(tmp_path / "pair.npz"), num_source=4096, num_target=4096, num_val=9, num_test=9)
     assert data.dim == 3
     x = data.split("train").source
