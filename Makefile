@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "lightning_lift needs Python 3.11 or later and $(PYTHON) is older: make PYTHON=python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,mnist,ray,cvxpy,sbi,onnx]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,mnist,ray,cvxpy,sbi,onnx,ot]'
 	@touch $@
 
 demo: $(READY)  ## fit and test a log-concave density on the Gumbel target (under two minutes after set-up)

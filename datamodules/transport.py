@@ -24,7 +24,7 @@ class PairSource:
     of the larger side alone.
 
     Args:
-        batch: all rows of both sides.
+        batch: all rows of both sides; of the source alone to be served in order.
         seeds: base seed of each side's order.
         shuffle: whether the order is another one each time.
     """
@@ -32,8 +32,7 @@ class PairSource:
     num_batches = 0
 
     def __init__(self, batch: TransportBatch, seeds: tuple[int, int], shuffle: bool) -> None:
-        assert batch.target is not None
-        self._sides = batch.source, batch.target
+        self._sides = [side for side in (batch.source, batch.target) if side is not None]
         self._seeds, self._shuffle = seeds, shuffle
         self._orders: dict[tuple[int, int], Tensor] = {}
 
@@ -45,8 +44,7 @@ class PairSource:
         """The rows of a batch; see ``Source``."""
         begin, end = index * size + start, index * size + stop
         if not self._shuffle:
-            source, target = (side[begin:end] for side in self._sides)
-            return TransportBatch(source, target)
+            return TransportBatch(*(side[begin:end] for side in self._sides))
         first = epoch * self.num_rows()
         places = [self._places(side, first + begin, first + end) for side in (0, 1)]
         return TransportBatch(self._sides[0][places[0]], self._sides[1][places[1]], places[1])
@@ -77,8 +75,10 @@ class TransportDataModule(InMemoryDataModule[TransportBatch]):
     array or a data frame. Training rows are kept: a solver knows a row again by its position.
 
     Args:
-        source: P.
+        source: P: a data module, a sampler, rows in memory, or a file's path.
         target: Q.
+        source_path: P as a file, in the place of source.
+        target_path: Q as a file, in the place of target.
         batch_size: Rows of each side in one process's training batch; no more than a side has.
         num_source: Training rows of P, where they are drawn.
         num_target: Training rows of Q, where they are drawn: each has a solution of its own to be kept up to date.
@@ -100,8 +100,10 @@ class TransportDataModule(InMemoryDataModule[TransportBatch]):
 
     def __init__(
         self,
-        source: DensityDataModule | str | Any,
-        target: DensityDataModule | str | Any,
+        source: DensityDataModule | Any = None,
+        target: DensityDataModule | Any = None,
+        source_path: str | None = None,
+        target_path: str | None = None,
         batch_size: int = _BATCH_SIZE,
         num_source: int = 65536,
         num_target: int = 16384,
@@ -115,7 +117,12 @@ class TransportDataModule(InMemoryDataModule[TransportBatch]):
     ) -> None:
         check_counts(num_source=num_source, num_target=num_target, num_val=num_val, num_test=num_test)
         check_fractions(val_fraction=val_fraction, test_fraction=test_fraction)
-        self._given: dict[str, Side] = {"source": source, "target": target}
+        self._given: dict[str, Side] = {}
+        for name, side, path in (("source", source, source_path), ("target", target, target_path)):
+            if (side is None) == (path is None):
+                given = "neither" if path is None else f"{name}_path={path!r} and a {name} too"
+                raise ValueError(f"give exactly one of {name} and {name}_path (a file), got {given}")
+            self._given[name] = path if side is None else side
         self._counts = {
             "source": {"train": num_source, "val": num_val, "test": num_test},
             "target": {"train": num_target, "val": num_val, "test": num_test},
@@ -189,8 +196,6 @@ class TransportDataModule(InMemoryDataModule[TransportBatch]):
     def rows_source(self, key: str, shuffle: bool) -> Source:
         """What serves the rows of a split; see ``InMemoryDataModule``."""
         batch = self.split("train" if key == "calibration" else key)
-        if batch.target is None:
-            batch = batch._replace(target=batch.source[:0])
         seeds = (stream_seed(self.data_seed, "train", 0), stream_seed(self.data_seed, "train", 1))
         return PairSource(batch, seeds, shuffle)
 

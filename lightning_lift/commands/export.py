@@ -112,8 +112,9 @@ def export_checkpoint(
         expected = frozen(*inputs)
         given = (_write_torch if form == "torch" else _write_onnx)(frozen, inputs, temporary)
         difference = _difference(expected, given)
-    shapes = ", ".join(f"({', '.join(['N', *map(str, part.shape[1:])])})" for part in inputs)
-    return f"takes {str(inputs[0].dtype).removeprefix('torch.')} {shapes}, gives (N,); {difference}"
+    shapes = [str(("N", *part.shape[1:])).replace("'", "") for part in (*inputs, expected)]
+    kind = str(inputs[0].dtype).removeprefix("torch.")
+    return f"takes {kind} {', '.join(shapes[:-1])}, gives {shapes[-1]}; {difference}"
 
 
 def _example(module: TaskModule) -> tuple[Tensor, ...]:

@@ -65,6 +65,34 @@ def factory(name: str, value: Any, base: type) -> Callable[..., Any]:
     return value  # type: ignore[no-any-return]
 
 
+def constructor_of(factory: Any) -> Callable[..., Any]:
+    """What a factory calls in the end: a class behind a partial, or behind the command line's own caller.
+
+    Args:
+        factory: a class, a function or a ``functools.partial`` of one.
+    """
+    # the command line's factories are partials of its own caller, with the class among their arguments
+    named = [part for part in getattr(factory, "args", ()) if isinstance(part, type)]
+    made_of: Callable[..., Any] = named[0] if named else getattr(factory, "func", factory)
+    return made_of
+
+
+def unset_options(factory: Any, wished: Mapping[str, Any]) -> dict[str, Any]:
+    """Those wished options that the factory's constructor has, and that are not set to anything but their default.
+
+    Args:
+        factory: as for :func:`constructor_of`.
+        wished: values by the names of arguments.
+    """
+    known = inspect.signature(constructor_of(factory)).parameters
+    given = getattr(factory, "keywords", {})
+    return {
+        name: value
+        for name, value in wished.items()
+        if name in known and given.get(name, known[name].default) == known[name].default
+    }
+
+
 def _described(name: str, cls: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {}
     for parameter in inspect.signature(cls).parameters.values():

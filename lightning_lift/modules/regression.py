@@ -14,6 +14,7 @@ from lightning_lift.datamodules.batches import Batch, context_of, parts_of
 from lightning_lift.datamodules.units import Units
 from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.defaults import DefaultAdam, DefaultParameterization, WarmupCosine
+from lightning_lift.modules.factories import constructor_of, unset_options
 from lightning_lift.modules.regression_function import (
     FrozenRegression,
     LossName,
@@ -26,8 +27,10 @@ from lightning_lift.networks import ICNN, ConvexNetwork
 from lightning_lift.parameterizations import Parameterization
 from lightning_lift.potential import Potential
 
-_CONVEXITY_START = 0.05
-_WISHED = ("intercept", "strong_convexity_start")  # of a network; one of a user's own may have no such options
+_WISHED = {
+    "intercept": True,
+    "strong_convexity_start": 0.05,
+}  # of a network; one of a user's own may have no such options
 _PREDICTED = {"squared": "mean", "absolute": "median", "quantile": "quantile", "poisson": "mean"}
 _PREDICTED |= {"logistic": "probability"}
 _HEADLINES = {"squared": ("mse", "r2"), "absolute": ("mae",), "quantile": ("pinball",), "poisson": ("deviance",)}
@@ -96,7 +99,7 @@ class ConvexRegression(ConvexModule):
             raise ValueError(f"quantile={quantile}: give a number between 0 and 1.")
         self.loss_name, self.quantile, self.sign = loss, quantile, -1.0 if concave else 1.0
         rising, falling = (_positions(named, columns, dim) for named in (increasing, decreasing))
-        self._options: dict[str, Any] = {"intercept": True, "strong_convexity_start": _CONVEXITY_START}
+        self._options: dict[str, Any] = {}
         if rising or falling:  # of E = sign * link
             names = ("decreasing", "increasing") if concave else ("increasing", "decreasing")
             self._options |= dict(zip(names, (rising, falling), strict=True))
@@ -116,21 +119,14 @@ class ConvexRegression(ConvexModule):
         Args:
             network: the factory given to the constructor.
         """
-        # the command line's factories are partials of its own caller, with the class among their arguments
-        named = [part for part in getattr(network, "args", ()) if isinstance(part, type)]
-        made_of: Any = named[0] if named else getattr(network, "func", network)
-        known = inspect.signature(made_of).parameters
-        options = {name: value for name, value in self._options.items() if name in known}
-        if lacking := sorted(set(self._options) - set(options) - set(_WISHED)):
+        made_of = constructor_of(network)
+        if lacking := sorted(set(self._options) - set(inspect.signature(made_of).parameters)):
             raise ValueError(
                 f"the network {made_of.__name__} has no {' and no '.join(lacking)}: take an ICNN for monotone inputs, "
                 "a PICNN for a context."
             )
-        start = getattr(network, "keywords", {}).get("strong_convexity_start", 1.0)
-        if "strong_convexity_start" in options and start != known["strong_convexity_start"].default:
-            del options["strong_convexity_start"]  # set by the user
-        made = network(self.dim, **options)
-        if (made.context_shape is None) != ("context_shape" not in options):
+        made = network(self.dim, **unset_options(network, _WISHED), **self._options)
+        if (made.context_shape is None) != ("context_shape" not in self._options):
             raise ValueError(f"{type(made).__name__} takes a context: state the rows' context_shape.")
         return made
 

@@ -1,7 +1,6 @@
 """Optimal transport for the quadratic cost: the gradient of a convex function that takes P to Q."""
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
@@ -12,14 +11,14 @@ from torch import Tensor, nn
 
 from lightning_lift.datamodules.batches import TransportBatch, as_transport_batch
 from lightning_lift.datamodules.gaussian_maps import balanced_units
-from lightning_lift.datamodules.units import Units
 from lightning_lift.flows.inverse import InverseResult
 from lightning_lift.flows.transform import all_points
 from lightning_lift.modules.base import ConvexModule
 from lightning_lift.modules.conjugates import SOLVERS, ConjugateName
 from lightning_lift.modules.defaults import DefaultAdam, DefaultParameterization, WarmupCosine
+from lightning_lift.modules.factories import unset_options
 from lightning_lift.modules.transport_figures import TransportFigures
-from lightning_lift.modules.transport_map import FrozenTransport, TransportMap
+from lightning_lift.modules.transport_map import FrozenTransport, TransportMap, training_rows
 from lightning_lift.modules.units import note_rows
 from lightning_lift.networks import ICNN, ConvexNetwork
 from lightning_lift.networks.base import check_points
@@ -42,12 +41,13 @@ class BrierMap(ConvexModule):
     (``balanced_units``); the network starts near the identity in them, which is the optimal map between Gaussians of
     these moments. They are taken from the training rows at the first fit.
 
-    Logged: ``train/loss`` and ``val/loss``, the dual objective in training units, and ``train/unsolved``, the share of
-    rows left out. In test, in units of W2^2 / 2: ``test/w2_half_lower``, a lower bound in the mean (see
-    ``TransportMap.dual_terms``), with ``..._standard_error``; ``test/transport_cost_half``, E |T(x) - x|^2 / 2, half
-    the squared distance of P to T#P and no bound; ``test/w2_half_upper`` between samples, where POT is installed, an
-    upper bound in the mean. ``test/energy_distance`` of T(P) to Q and ``test/unsolved``. With a known map in the data
-    module ``test/l2_uvp``, ``test/l2_uvp_inverse`` (percent) and ``test/cosine`` of the Wasserstein-2 benchmark.
+    Logged: ``train/loss``, the dual objective in training units, and ``train/unsolved``, the share of rows left out;
+    ``val/loss`` and ``test/loss``, minus the lower bound in these units. In test, in units of W2^2 / 2:
+    ``test/w2_half_lower``, a lower bound in the mean (``TransportMap.dual_terms``), with ``..._standard_error``;
+    ``test/w2_half_upper`` between samples, where POT is installed, an upper bound in the mean;
+    ``test/transport_cost_half``, E |T(x) - x|^2 / 2, half the squared distance of P to T#P and no bound. Also
+    ``test/energy_distance`` of T(P) to Q, ``test/unsolved``, and where the data module knows the map ``test/l2_uvp``,
+    ``test/l2_uvp_inverse`` (percent) and ``test/cosine`` of the Wasserstein-2 benchmark.
 
     Args:
         dim: dimension D of both; linked from the data module on the command line.
@@ -70,7 +70,7 @@ class BrierMap(ConvexModule):
 
     batch_fields: tuple[str, ...] = ("source", "target")
     takes_mixed_columns = True
-    headlines: tuple[str, ...] = ("test/w2_half_lower", "test/energy_distance", "test/unsolved")
+    headlines: tuple[str, ...] = ("test/l2_uvp", "test/loss")
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class BrierMap(ConvexModule):
         Args:
             network: the factory given to the constructor.
         """
-        made = functools.partial(network, **_options(network))
+        made = functools.partial(network, **unset_options(network, _START))
         return nn.ModuleList([made(self.dim), made(self.dim)]) if self._solver.has_network else made(self.dim)
 
     # -- batches and units --------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class BrierMap(ConvexModule):
 
     def summary_rows(self, batch: TransportBatch) -> Tensor:
         """What a lift conditions on in training: rows of P, in training units, shape (N, D)."""
-        return self._training(self.units, batch.source)
+        return training_rows(batch.source, self.units, self.field_units["target"]).to(batch.source)
 
     def adopt_units(self, data: Any) -> None:
         """Take over the data's columns; its rows must be in original units.
@@ -186,12 +186,6 @@ class BrierMap(ConvexModule):
         self.location, self.scale = units
         self._has_units = True
 
-    @staticmethod
-    def _training(units: Units, rows: Tensor) -> Tensor:
-        """Rows in training units, float32 or what the rows have; the difference to the mean is taken in float64."""
-        wide = rows if rows.device.type == "mps" else rows.double()
-        return units.to(wide).apply(wide).to(rows)
-
     # -- the loss -------------------------------------------------------------------------------------------------
 
     def batch_loss(self, batch: Any, latent: Tensor | None = None) -> Tensor:
@@ -204,8 +198,9 @@ class BrierMap(ConvexModule):
         batch = self.as_batch(batch)
         assert batch.target is not None
         potentials = self.potentials(batch, latent)
-        u = self._training(self.units, batch.source)
-        v = self._training(self.field_units["target"], batch.target)
+        sides = self.units, self.field_units["target"]
+        u = training_rows(batch.source, *sides).to(batch.source)
+        v = training_rows(batch.target, *sides[::-1]).to(batch.target)
         found = self._solver.solve(potentials, v, batch.positions if self.training else None)
         if self.conjugate == "minimax" and self.training and self.global_step % (self.inner_steps + 1):
             assert found.loss is not None
@@ -300,10 +295,12 @@ class BrierMap(ConvexModule):
         self._figures.add_dual(self.transport_map(), batch, torch.float32)
 
     def on_validation_epoch_end(self) -> None:
-        """Log ``val/loss``: less is better; W2^2 / 2 is at least the rows' own constant less it."""
-        self.log(
-            "val/loss", -self._figures.lower_bound()[0] / self.transport_map().factor, prog_bar=True, sync_dist=True
-        )
+        """Log ``val/loss``."""
+        self._log_dual("val/loss")
+
+    def _log_dual(self, tag: str) -> None:
+        value = -self._figures.lower_bound()[0] / self.transport_map().factor
+        self.log(tag, value, prog_bar=True, sync_dist=True)
 
     def on_test_epoch_start(self) -> None:
         """Start an evaluation."""
@@ -317,23 +314,11 @@ class BrierMap(ConvexModule):
 
     def on_test_epoch_end(self) -> None:
         """Log what was accumulated, and where the data module knows the map the distance to it."""
+        self._log_dual("test/loss")
         data = self._attached_datamodule()
         figures = self._figures.compute(self.transport_map(), data, samples=find_spec("ot") is not None)
         for name, value in figures.items():
             self.log(f"test/{name}", value, sync_dist=True)
-
-
-def _options(network: Any) -> dict[str, float]:
-    """What the network's constructor takes of our start, and the user has not set."""
-    # the command line's factories are partials of its own caller, with the class among their arguments
-    named = [part for part in getattr(network, "args", ()) if isinstance(part, type)]
-    known = inspect.signature(named[0] if named else getattr(network, "func", network)).parameters
-    given = getattr(network, "keywords", {})
-    return {
-        name: value
-        for name, value in _START.items()
-        if name in known and given.get(name, known[name].default) == known[name].default
-    }
 
 
 def _moment_rows(batches: Iterable[TransportBatch]) -> tuple[Tensor, Tensor]:

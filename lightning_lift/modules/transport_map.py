@@ -29,6 +29,26 @@ class DualTerms(NamedTuple):
     is_bound: bool
 
 
+def training_rows(rows: Tensor, own: Units, other: Units) -> Tensor:
+    """Rows of one side in training units: by the other side's matrix, since S_P^-1 = S_Q^T / s^2.
+
+    Args:
+        rows: in original units, shape (N, D).
+        own: units of this side, as ``balanced_units`` gives them.
+        other: units of the other side.
+
+    Returns:
+        Shape (N, D), float64 where the device has it: a mean far above the spread is lost in float32.
+    """
+    wide = rows if rows.device.type == "mps" else rows.double()
+    here, there = own.to(wide), other.to(wide)
+    return (wide - here.location) @ (there.scale / _factor(here, there))
+
+
+def _factor(source: Units, target: Units) -> Tensor:
+    return (source.scale * target.scale).sum() / len(source.scale)
+
+
 class TransportMap(NamedTuple):
     """The gradient of a convex function in original units.
 
@@ -46,7 +66,7 @@ class TransportMap(NamedTuple):
 
     def forward(self, x: Tensor) -> Tensor:
         """T(x) = grad f(x), shape (N, D)."""
-        u = self._scaled(self.source, x)
+        u = self._training(x, self.source, self.target)
         return self._original(self.target, self.potential.gradient(u)).to(x)
 
     def inverse(self, y: Tensor, tolerance: float | None = None) -> InverseResult:
@@ -59,7 +79,7 @@ class TransportMap(NamedTuple):
         Returns:
             ``converged`` is judged in training units; ``residual`` is |T(x) - y| in original ones.
         """
-        v = self._scaled(self.target, y)
+        v = self._training(y, self.target, self.source)
         found = invert(self.potential, v, tolerance, start=torch.where(torch.isfinite(v), v, 0.0))
         x = self._original(self.source, found.x).to(y)
         return found._replace(x=x, residual=(self.forward(x) - y).norm(dim=1))
@@ -86,10 +106,9 @@ class TransportMap(NamedTuple):
         """
         k = self.potential.network.strong_convexity
         h = self.potential.to(dtype)
-        (centred_x, u), (centred_y, v) = (
-            (rows.to(torch.float64) - units.location.to(rows.device), self._scaled(units, rows).to(dtype))
-            for rows, units in ((x, self.source), (y, self.target))
-        )
+        own, other = self.source, self.target
+        centred_x, centred_y = x.double() - own.location.to(x.device), y.double() - other.location.to(y.device)
+        u, v = self._training(x, own, other).to(dtype), self._training(y, other, own).to(dtype)
         tolerance = default_tolerance(dtype) if dtype == torch.float64 else 1e-4
         found = invert(h, v, tolerance, start=v)
         value, slope = h.value_gradient(found.x)
@@ -105,14 +124,11 @@ class TransportMap(NamedTuple):
     @property
     def factor(self) -> float:
         """s^2: products of original rows over products of training rows."""
-        source, target = (units.scale.double().cpu() for units in (self.source, self.target))
-        return float((source * target).sum() / len(source))
+        return float(_factor(self.source, self.target))
 
-    def _scaled(self, units: Units, original: Tensor) -> Tensor:
-        """In training units and the weights' precision; the difference to the mean is taken in float64."""
-        like = next(iter(self.potential.weights.values()))
-        wide = original if original.device.type == "mps" else original.double()
-        return units.to(wide).apply(wide).to(like)
+    def _training(self, rows: Tensor, own: Units, other: Units) -> Tensor:
+        """In training units and the weights' precision."""
+        return training_rows(rows, own, other).to(next(iter(self.potential.weights.values())))
 
     @staticmethod
     def _original(units: Units, training: Tensor) -> Tensor:

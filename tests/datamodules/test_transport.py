@@ -131,7 +131,9 @@ def test_errors_name_the_thing() -> None:
     with pytest.raises(ValueError, match=r"source has shape \(50,\)"):
         TransportDataModule(normal(50)[:, 0], normal(50)).setup()
     with pytest.raises(FileNotFoundError, match=r"nothing\.png"):
-        TransportDataModule("nothing.png", normal(50))
+        TransportDataModule(source_path="nothing.png", target=normal(50))
+    with pytest.raises(ValueError, match="exactly one of target and target_path"):
+        TransportDataModule(normal(50))
     with pytest.raises(ValueError, match="5 rows are too few"):
         TransportDataModule(normal(5), normal(50)).setup()
 

@@ -130,6 +130,15 @@ def test_the_lower_bound_is_one_for_any_convex_function() -> None:
     assert max(margins) <= 4.0
 
 
+def test_bounds_between_samples_hold_the_exact_value() -> None:
+    pytest.importorskip("ot")
+    data = GaussianPairDataModule(2, num_source=2048, num_target=2048, num_val=64, num_test=1500)
+    found = figures(make(), data, 20)
+    error = found["w2_half_lower_standard_error"]
+    assert found["w2_half_lower"] <= found["w2_half_exact"] + 4.0 * error
+    assert found["w2_half_exact"] <= found["w2_half_upper"] + 4.0 * error
+
+
 def test_an_unsolved_conjugate_keeps_the_bound() -> None:
     data = LogSumExpPairDataModule(2, num_source=2048, num_target=2048, num_val=64, num_test=2048)
     train, test = data.split("train"), data.split("test")
