@@ -280,7 +280,8 @@ class ConvexClassifier(ClassifierMixin, _ConvexEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Any:
         """The more probable class of each row, shape (n_samples,)."""
-        return self.classes_[(self.decision_function(X) > 0.0).astype(int)]
+        likely = self.decision_function(X) > 0.0  # refuses a classifier that is not fitted
+        return self.classes_[likely.astype(int)]
 
 
 class _Rows(PartsDataModule):

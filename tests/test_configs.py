@@ -35,7 +35,7 @@ def smaller(settings: dict[str, Any]) -> list[str]:
         flags += ["--data.num_train", "4096", "--data.num_val", "200", "--data.num_test", "200"]
     if settings["data"]["class_path"] == "MNISTLatentsDataModule":
         flags += ["--data.autoencoder_steps", "20"]
-    if settings["model"]["class_path"] == "ConditionalConvexFlow":
+    if settings["model"]["class_path"].startswith("Conditional"):
         flags += ["--data.num_simulations", "600", "--data.num_test", "50", "--data.batch_size", "16"]
     if settings["model"]["class_path"] == "BrierMap":
         flags += ["--data.num_source", "2048", "--data.num_target", "2048", "--data.num_test", "500"]

@@ -29,6 +29,7 @@ def shortened(source: str, settings: str, quick: str) -> str:
     [
         ("docs/adding_a_parameterization.md", "TestSquared", "documented_squared"),
         ("docs/adding_a_task.md", "TestConvexFit", "documented_fit"),
+        ("docs/adding_a_network.md", "TestMaxOfPlanes", "documented_planes"),
     ],
 )
 def test_documented_extension_passes_its_contract(
@@ -93,6 +94,15 @@ def test_the_page_on_posteriors_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     if find_spec("sbi") is not None:
         exec(shortened(with_sbi, "learning_rate=1e-2", "learning_rate=1e-2, max_num_epochs=1"), names)
         assert names["ranks"].shape == (200, 2)
+
+
+def test_a_users_transport(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (source,) = blocks("docs/transport.md")
+    names: dict[str, Any] = {}
+    exec(shortened(source, "max_steps=1000", "max_steps=5, enable_progress_bar=False, logger=False"), names)
+    assert names["mapped"].shape == (5000, 2) and names["back"].shape == (4000, 2)
+    torch.testing.assert_close(names["frozen"](names["x"]), names["mapped"])
 
 
 def test_a_users_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,9 +40,13 @@ def training_rows(rows: Tensor, own: Units, other: Units) -> Tensor:
     Returns:
         Shape (N, D), float64 where the device has it: a mean far above the spread is lost in float32.
     """
-    wide = rows if rows.device.type == "mps" else rows.double()
+    wide = _wide(rows)
     here, there = own.to(wide), other.to(wide)
     return (wide - here.location) @ (there.scale / _factor(here, there))
+
+
+def _wide(rows: Tensor) -> Tensor:
+    return rows if rows.device.type == "mps" else rows.double()
 
 
 def _factor(source: Units, target: Units) -> Tensor:
@@ -107,7 +111,8 @@ class TransportMap(NamedTuple):
         k = self.potential.network.strong_convexity
         h = self.potential.to(dtype)
         own, other = self.source, self.target
-        centred_x, centred_y = x.double() - own.location.to(x.device), y.double() - other.location.to(y.device)
+        dtype = torch.float32 if x.device.type == "mps" else dtype
+        centred_x, centred_y = (_wide(rows) - units.location.to(_wide(rows)) for rows, units in ((x, own), (y, other)))
         u, v = self._training(x, own, other).to(dtype), self._training(y, other, own).to(dtype)
         tolerance = default_tolerance(dtype) if dtype == torch.float64 else 1e-4
         found = invert(h, v, tolerance, start=v)
@@ -115,7 +120,7 @@ class TransportMap(NamedTuple):
         conjugate = (found.x * v).sum(1) - value
         if k > 0.0:
             conjugate = conjugate + (slope - v).square().sum(1) / (2.0 * k)
-        shift = (self.source.location - self.target.location).to(x.device)
+        shift = (self.source.location - self.target.location).to(centred_x)
         factor = self.factor
         of_x = 0.5 * centred_x.square().sum(1) - factor * h.value(u) + centred_x @ shift
         of_y = 0.5 * centred_y.square().sum(1) - factor * conjugate - centred_y @ shift
@@ -132,7 +137,7 @@ class TransportMap(NamedTuple):
 
     @staticmethod
     def _original(units: Units, training: Tensor) -> Tensor:
-        wide = training if training.device.type == "mps" else training.double()
+        wide = _wide(training)
         return units.to(wide).invert(wide)
 
 
