@@ -196,8 +196,11 @@ class BrierMap(ConvexModule):
             latent: shape (d,); replaces the constrained latent (for diagnostics).
         """
         batch = self.as_batch(batch)
+        with torch.autocast(device_type=batch.source.device.type, enabled=False):
+            return self._dual_loss(self.potentials(batch, latent), batch)
+
+    def _dual_loss(self, potentials: tuple[Potential, ...], batch: TransportBatch) -> Tensor:
         assert batch.target is not None
-        potentials = self.potentials(batch, latent)
         sides = self.units, self.field_units["target"]
         u = training_rows(batch.source, *sides).to(batch.source)
         v = training_rows(batch.target, *sides[::-1]).to(batch.target)

@@ -1,5 +1,6 @@
 import functools
 import math
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -24,10 +25,10 @@ from lightning_lift.testing import ModuleContract
 small = functools.partial(ICNN, widths=(32, 32))
 
 
-def trained(module: BrierMap, data: Any, steps: int) -> L.Trainer:
+def trained(module: BrierMap, data: Any, steps: int, resumed: Any = None, **settings: Any) -> L.Trainer:
     silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = L.Trainer(accelerator="cpu", max_steps=steps, num_sanity_val_steps=0, **silent)
-    trainer.fit(module, data)
+    trainer = L.Trainer(accelerator="cpu", max_steps=steps, num_sanity_val_steps=0, **(silent | settings))
+    trainer.fit(module, data, ckpt_path=resumed, weights_only=None if resumed is None else True)
     return trainer
 
 
@@ -256,6 +257,30 @@ def test_kept_rows_start_from_their_last_solution() -> None:
         v = module.field_units["target"].apply(data.split("train").target.double()).float()  # type: ignore[union-attr]
         residual = (module.train().potential().gradient(points) - v).norm(dim=1)
     assert float((residual / (1.0 + v.norm(dim=1))).median()) < 0.1  # 4 steps ago on average
+
+
+def test_a_resumed_fit_goes_on_in_its_units(tmp_path: Path) -> None:
+    """Its rows' solutions are found anew, to the tolerance; all else is as if it had not been interrupted."""
+    constant = {"lr_scheduler": None, "tolerance": 1e-5}  # a schedule over the trainer's steps would differ
+    data = LogSumExpPairDataModule(2, **SIZES)
+    whole = make(**constant)
+    trained(whole, data, 16, limit_val_batches=0)
+    first = make(**constant)
+    trained(first, data, 8, limit_val_batches=0).save_checkpoint(tmp_path / "half.ckpt")
+    again = make(**constant)
+    trained(again, LogSumExpPairDataModule(2, **SIZES), 16, str(tmp_path / "half.ckpt"), limit_val_batches=0)
+    assert torch.equal(again.units.scale, whole.units.scale)
+    x = data.split("test").source
+    torch.testing.assert_close(again.transport(x), whole.transport(x), rtol=1e-3, atol=1e-3)
+
+
+def test_autocast_changes_nothing() -> None:
+    module, batch = make(), TransportBatch(normal(64), normal(64, seed=1).exp())
+    module.balance(*batch[:2])  # type: ignore[arg-type]
+    module.train()
+    plain = module.batch_loss(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(module.batch_loss(batch), plain)
 
 
 def test_errors_name_the_thing_and_the_way_out() -> None:
