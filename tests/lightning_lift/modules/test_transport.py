@@ -63,7 +63,7 @@ class TestCycle(TestNewton):
 
 
 def test_a_gaussian_pair_is_exact() -> None:
-    found = figures(make(8), GaussianPairDataModule(8, num_test=20_000), 1000)
+    found = figures(make(4), GaussianPairDataModule(4, num_test=20_000), 800)
     assert found["l2_uvp"] <= 0.1
     assert found["l2_uvp_inverse"] <= 0.1
     assert abs(found["w2_half_lower"] - found["w2_half_exact"]) <= 3.0 * found["w2_half_lower_standard_error"]
