@@ -86,7 +86,8 @@ class TransportDataModule(InMemoryDataModule[TransportBatch]):
         num_test: Test rows of a side, where they are drawn.
         val_fraction: Fraction of the rows for validation, of a side with given rows.
         test_fraction: Fraction of the rows for the test, likewise.
-        predict_path: A file whose rows predict maps. None for the source's test rows.
+        predict_path: A file whose rows predict maps, one way or the other. None for test rows: of the source, or
+            of the target for a model that maps the inverse way.
         data_seed: Seed of everything random in the data.
         eval_batch_size: Rows of one process's batch in evaluation. None for the larger of ``batch_size`` and 1024.
 
@@ -166,7 +167,6 @@ class TransportDataModule(InMemoryDataModule[TransportBatch]):
             )
         self.columns = source.columns or target.columns
         splits = {key: TransportBatch(source.splits[key], target.splits[key]) for key in source.splits}
-        splits["predict"] = TransportBatch(source.splits["test"])
         if self._predict_path is not None:
             rows, names = read_rows(self._predict_path)
             if rows.shape[1] != source.dim or (source.columns is not None and names != source.columns):
@@ -188,10 +188,14 @@ class TransportDataModule(InMemoryDataModule[TransportBatch]):
         """The rows of one split, setting up first if need be.
 
         Args:
-            key: ``train``, ``val``, ``test`` or ``predict``, which has rows of the source alone.
+            key: ``train``, ``val``, ``test`` or ``predict``, which has the rows to be mapped in the source's place.
         """
         self.setup()
-        return self._splits[key]
+        if key != "predict" or "predict" in self._splits:
+            return self._splits[key]
+        test = self._splits["test"]
+        asks = getattr(getattr(self.trainer, "lightning_module", None), "direction", "forward")
+        return TransportBatch(test.source if asks == "forward" or test.target is None else test.target)
 
     def rows_source(self, key: str, shuffle: bool) -> Source:
         """What serves the rows of a split; see ``InMemoryDataModule``."""

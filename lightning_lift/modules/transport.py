@@ -65,7 +65,8 @@ class BrierMap(ConvexModule):
         learning_rate: as for ``ConvexModule``.
 
     Raises:
-        ValueError: an unknown conjugate or direction, or a tolerance or number of steps that is not positive.
+        ValueError: an unknown conjugate or direction, a tolerance or number of steps that is not positive, or a network
+            that has a context or is not twice differentiable.
     """
 
     batch_fields: tuple[str, ...] = ("source", "target")
@@ -104,7 +105,13 @@ class BrierMap(ConvexModule):
             network: the factory given to the constructor.
         """
         made = functools.partial(network, **unset_options(network, _START))
-        return nn.ModuleList([made(self.dim), made(self.dim)]) if self._solver.has_network else made(self.dim)
+        networks = [made(self.dim) for _ in range(1 + self._solver.has_network)]
+        if networks[0].context_shape is not None or not networks[0].twice_differentiable:
+            raise ValueError(
+                f"{type(networks[0]).__name__} cannot be the potential of a transport here: take one without a context "
+                "whose activation is 'softplus' or 'gaussian_softplus', since a relu's gradient has no inverse."
+            )
+        return nn.ModuleList(networks) if self._solver.has_network else networks[0]
 
     # -- batches and units --------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from lightning_lift.datamodules import (
 )
 from lightning_lift.flows import convex_conjugate
 from lightning_lift.modules import BrierMap
-from lightning_lift.networks import ICNN
+from lightning_lift.networks import ICNN, PICNN
 from lightning_lift.parameterizations import Lift, ProjectedGradient
 from lightning_lift.testing import ModuleContract
 
@@ -240,6 +240,8 @@ def test_prediction_maps_rows_with_a_flag() -> None:
     torch.testing.assert_close(predicted[:, :2], module.transport(x))
     assert predicted[:, 2].eq(1.0).all()
     module.direction = "inverse"
+    of_target = torch.cat(trainer.predict(module, data))  # type: ignore[arg-type]
+    torch.testing.assert_close(of_target[:, :2], module.inverse_transport(data.split("test").target))  # type: ignore[arg-type]
     loader = DataLoader(TensorDataset(predicted[:, :2]), 64)
     back = torch.cat(trainer.predict(module, loader))  # type: ignore[arg-type]
     torch.testing.assert_close(back[:, :2], x, rtol=1e-3, atol=1e-3)
@@ -290,6 +292,9 @@ def test_errors_name_the_thing_and_the_way_out() -> None:
         make(direction="back")
     with pytest.raises(ValueError, match="tolerance=0"):
         make(tolerance=0.0)
+    for network in (functools.partial(ICNN, activation="relu"), functools.partial(PICNN, context_shape=(2,))):
+        with pytest.raises(ValueError, match="cannot be the potential of a transport"):
+            make(network=network)
     with pytest.raises(RuntimeError, match="has not been fitted"):
         make().transport(normal(3))
     with pytest.raises(ValueError, match="3 of 5 rows of target are not finite"):
