@@ -105,6 +105,7 @@ def test_the_ends_have_the_losses_of_their_runs(comparison: Path, tmp_path: Path
         )
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_equals_uninterrupted(
     comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
