@@ -37,7 +37,8 @@ def current_class_path(path: str) -> str:
     package, _, name = path.rpartition(".")
     if name in _DATAMODULES and package in ("datamodules", f"datamodules.{_DATAMODULES[name]}"):
         return f"lightning_lift.datamodules.{name}"
-    if not package.startswith("lightning_lift."):
+    # no other text is looked for: "lightning_lift./tmp/x" would be a path outside
+    if not package.startswith("lightning_lift.") or not all(part.isidentifier() for part in path.split(".")):
         return path
     if name in __all__:
         return f"lightning_lift.{name}"
